@@ -1,3 +1,39 @@
-"""mediaspec: lossless and bounded-drift speculative decoding for generative media."""
+"""mediaspec: Diffusers-style pipelines for autoregressive media on one speculative core.
 
-__version__ = "0.1.0"
+    >>> from mediaspec import AutoPipeline
+    >>> pipe = AutoPipeline.from_pretrained("emoji-64")
+    >>> out = pipe("a red apple on a blue background", rule="cool_sd", seeds=7)
+    >>> out.images[0].save("apple.png"); print(out.stats["tokens_per_call"], out.stats["drift"])
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from .core.engine import Engine
+    from .pipelines import AutoPipeline, ClassToImagePipeline, TextToImagePipeline
+
+__all__ = ["AutoPipeline", "ClassToImagePipeline", "Engine", "TextToImagePipeline", "__version__"]
+
+# Resolved on first use, so that `import mediaspec` costs milliseconds and the core works without diffusers.
+_LAZY = {
+    "AutoPipeline": "mediaspec.pipelines",
+    "ClassToImagePipeline": "mediaspec.pipelines",
+    "TextToImagePipeline": "mediaspec.pipelines",
+    "Engine": "mediaspec.core.engine",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'mediaspec' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

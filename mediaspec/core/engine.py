@@ -1,0 +1,398 @@
+"""The decode loop: draft, one target pass over all drafts, verify, commit. There is no other one in this library.
+
+Speculation off is the same loop with an empty draft. Rows advance at their own pace; the host reads one small tensor
+per round (`Engine._sync`). Theory of the round: arXiv:2211.17192 (speculative sampling), arXiv:2601.09212 (relaxed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels.sample import sample
+from . import rng as purposes
+from .clock import Clock
+from .grammar import Grammar
+from .guidance import expand_index, expand_rows, split_branches
+from .kv import KVStore
+from .ledger import Ledger
+from .record import Recorder
+from .rng import RowRng
+from .stats import DecodeResult, DecodeStats
+from .tree import TreeSpec
+from .types import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict, Warp
+from .verify import Rule, VerifyInputs
+
+__all__ = ["DecodingError", "Engine", "Round"]
+
+
+class DecodingError(ValueError):
+    """A row cannot go on. `rows` are indices into the batch, `position` the first token that could not be drawn."""
+
+    def __init__(self, rows: Sequence[int], position: int) -> None:
+        self.rows, self.position = list(rows), position
+        super().__init__(
+            f"row(s) {self.rows}: no token can be drawn at position {position}, because the target's logits are NaN or "
+            f"infinite or every admissible token has zero probability; check the weights, the dtype (float16 overflows "
+            f"where bfloat16 and float32 do not), the guidance scale and the token mask"
+        )
+
+
+@dataclass(frozen=True)
+class Round:
+    """What happened in one round.
+
+    Args:
+        index: 0 for the prefill, then 1, 2, ...
+        rows: indices of the rows that took part, into the original batch.
+        lengths: committed tokens of every original row.
+        state: the live state (do not write); verdict: of this round, None for the prefill.
+    """
+
+    index: int
+    rows: list[int]
+    lengths: list[int]
+    state: DecodeState
+    verdict: Verdict | None
+
+
+class Engine:
+    """Runs a target with an acceptance rule and, if given, a drafter.
+
+    Args:
+        target: the model whose law counts.
+        rule: decides which drafts stay; with no drafter only its guarantee is reported.
+        drafter: proposes tokens; None decodes plainly.
+        grammar: forced tokens and the admissible ids; None for free image tokens.
+
+    Raises:
+        DecodingError: NaN or infinite logits, or no admissible token, naming rows and position.
+        ValueError: arguments that do not fit each other.
+    """
+
+    def __init__(self, target: Target, rule: Rule, drafter: Drafter | None = None, grammar: Grammar | None = None) -> None:
+        self.target, self.rule, self.drafter, self.grammar = target, rule, drafter, grammar
+
+    def decode(
+        self,
+        condition: Any,
+        seeds: Tensor,
+        *,
+        warp: Warp | None = None,
+        guidance_scale: float | Tensor | None = None,
+        num_draft_tokens: int = 5,
+        copies: Tensor | None = None,
+        tree: TreeSpec | None = None,
+        trace: bool = False,
+        on_round: Callable[[Round], bool | None] | None = None,
+    ) -> DecodeResult:
+        """Decodes a batch to the end.
+
+        Args:
+            condition: what the target's `prefill` takes, for P prompts times G branches.
+            seeds: [B] int64, one per finished row.
+            warp: temperature, top-k, top-p; default the plain softmax law.
+            guidance_scale: CFG scale, a number or [B]; None decodes with one branch.
+            num_draft_tokens: K; 0 switches speculation off.
+            copies: [B] int64, the prompt of every row (fork after one prefill); None: row b has prompt b.
+            tree: a draft tree; its depth replaces K.
+            trace: record how every token came about.
+            on_round: called after every round; returning False stops the run with what is committed.
+
+        Returns:
+            DecodeResult with tokens [B, T] int64.
+        """
+        loop = self.steps(
+            condition, seeds, warp=warp, guidance_scale=guidance_scale, num_draft_tokens=num_draft_tokens,
+            copies=copies, tree=tree, trace=trace,
+        )
+        go_on: bool | None = None
+        while True:
+            try:
+                step = loop.send(go_on)
+            except StopIteration as stop:
+                result: DecodeResult = stop.value
+                return result
+            go_on = on_round(step) if on_round is not None else True
+
+    @torch.inference_mode()
+    def steps(
+        self,
+        condition: Any,
+        seeds: Tensor,
+        *,
+        warp: Warp | None = None,
+        guidance_scale: float | Tensor | None = None,
+        num_draft_tokens: int = 5,
+        copies: Tensor | None = None,
+        tree: TreeSpec | None = None,
+        trace: bool = False,
+    ) -> Generator[Round, bool | None, DecodeResult]:
+        """The loop as a generator of `Round`; its return value is the `DecodeResult`; sending False ends it early. Arguments as in `decode`."""
+        target, device = self.target, self.target.device
+        budget = self._budget(num_draft_tokens, tree)
+        tree = tree if budget else None
+        nodes = tree.num_nodes if tree is not None else budget
+        batch, horizon = seeds.shape[0], target.num_tokens
+        seeds = seeds.to(device=device, dtype=torch.int64)
+        guidance = None
+        if guidance_scale is not None:
+            guidance = torch.as_tensor(guidance_scale, dtype=torch.float32, device=device).expand(batch).contiguous()
+        branches = 1 if guidance is None else 2
+        clock = Clock(device)
+        recorder = Recorder(batch, horizon, nodes if tree is None else tree.max_depth, device, trace)
+        ledger = Ledger(batch, device, getattr(self.rule, "ledger", "tv"))
+
+        with clock("prefill"):
+            cache, output = self._prefill(condition, copies, batch, branches, nodes + 1)
+            rng = RowRng(seeds, vocab_size=target.vocab_size, horizon=horizon)
+            coupled = bool(getattr(self.rule, "coupled", False))
+            state = DecodeState(
+                tokens=torch.zeros(batch, horizon + nodes + 1, dtype=torch.int64, device=device),
+                lengths=torch.zeros(batch, dtype=torch.int64, device=device),
+                branches=branches,
+                warp=warp if warp is not None else Warp(),
+                guidance=guidance,
+                rng=rng,
+                draft_purpose=purposes.TARGET if coupled else purposes.DRAFT,
+                target=target,
+                host_lengths=[0] * batch,
+                allowed=self.grammar.allowed(device) if self.grammar is not None else None,
+                condition=condition,
+                copies=copies,
+            )
+            active = list(range(batch))
+            self._force(state, 0)
+            first = self._draw(state, split_branches(output.logits, branches))
+            recorder.prefill(state.forced)
+            state.tokens[:, 0] = first
+            state.lengths = state.lengths + 1
+            self._sync(state, cache, first, active)
+            drafter = self.drafter if budget else None
+            if drafter is not None and horizon > 1:
+                drafter.begin(state, output, nodes + 1)
+        index = 0
+        go_on = yield self._report(index, active, recorder, state, None)
+        while go_on is not False:
+            if self._worth_compacting(state, horizon):
+                active = self._drop_finished(state, cache, drafter, recorder, ledger, active, horizon)
+                if not active:
+                    break
+            index += 1
+            verdict = self._round(state, cache, drafter, budget, tree, clock, recorder, ledger, active, index)
+            go_on = yield self._report(index, active, recorder, state, verdict)
+        recorder.store(state, active)
+        ledger.store(active)
+        return self._result(recorder, ledger, clock, horizon)
+
+    def _round(
+        self,
+        state: DecodeState,
+        cache: KVStore,
+        drafter: Drafter | None,
+        budget: int,
+        tree: TreeSpec | None,
+        clock: Clock,
+        recorder: Recorder,
+        ledger: Ledger,
+        active: list[int],
+        index: int,
+    ) -> Verdict:
+        """One draft-score-verify-commit round for the live rows."""
+        self._force(state, budget)
+        if drafter is None:
+            with clock("target"):
+                inputs = expand_rows(state.last_token[:, None], state.branches)
+                output = self.target.score(inputs, cache)
+            with clock("verify"):
+                draft = None
+                nothing = torch.zeros_like(state.lengths)
+                drawn = self._draw(state, split_branches(output.logits, state.branches))
+                verdict = Verdict(nothing, drawn, state.tokens.new_zeros((state.rows, 0), dtype=torch.float32))
+        else:
+            with clock("draft"):
+                draft = drafter.propose(state, budget, tree)
+                draft = self._limit(state, draft)
+            with clock("target"):
+                inputs = expand_rows(torch.cat([state.last_token[:, None], draft.tokens], 1), state.branches)
+                output = self.target.score(inputs, cache, tree)
+            with clock("verify"):
+                verdict = self.rule.verify(self._inputs(state, draft, output, drafter))
+            with clock("draft"):
+                drafter.observe(state, draft, verdict, output)
+        with clock("commit"):
+            counts = torch.where(state.lengths < self.target.num_tokens, verdict.num_accepted + 1, 0)
+            emitted = self._emitted(draft, verdict)
+            where = state.lengths[:, None] + torch.arange(emitted.shape[1], device=emitted.device)
+            state.tokens.scatter_(1, where, emitted)
+            recorder.add(state, draft, verdict, counts, index)
+            ledger.add(verdict)
+            rows = counts if state.branches == 1 else counts.repeat_interleave(state.branches)
+            if tree is None or verdict.path is None:
+                cache.lengths = cache.lengths + rows
+            else:
+                root = torch.zeros_like(verdict.path[:, :1])
+                path = torch.cat([root, verdict.path.clamp(min=0)], 1)
+                cache.commit(path if state.branches == 1 else path.repeat_interleave(state.branches, 0), rows)
+            state.lengths = state.lengths + counts
+            self._sync(state, cache, verdict.next_token, active)
+        return verdict
+
+    def _prefill(
+        self, condition: Any, copies: Tensor | None, batch: int, branches: int, extra: int
+    ) -> tuple[KVStore, TargetOutput]:
+        """One pass per prompt, then the rows fork."""
+        prompts = batch if copies is None else int(self._host(copies.max())) + 1
+        cache = self.target.new_cache(prompts * branches, extra)
+        output = self.target.prefill(condition, cache)
+        if output.logits.shape[0] != prompts * branches:
+            raise ValueError(
+                f"the condition gave {output.logits.shape[0]} target rows where {prompts} prompts with {branches} "
+                f"guidance branch(es) need {prompts * branches}"
+            )
+        if copies is not None:
+            rows = expand_index(copies.to(output.logits.device), branches)
+            cache.select(rows)
+            hidden = output.hidden.index_select(0, rows) if output.hidden is not None else None
+            output = TargetOutput(output.logits.index_select(0, rows), hidden)
+        return cache, output
+
+    def _budget(self, num_draft_tokens: int, tree: TreeSpec | None) -> int:
+        if num_draft_tokens < 0:
+            raise ValueError(f"num_draft_tokens must be 0 (off) or positive, got {num_draft_tokens}")
+        if self.drafter is None or num_draft_tokens == 0:
+            return 0
+        return tree.max_depth if tree is not None else num_draft_tokens
+
+    def _force(self, state: DecodeState, budget: int) -> None:
+        if self.grammar is not None:
+            order = torch.arange(budget + 1, device=state.lengths.device)
+            state.forced = self.grammar.forced(state.lengths[:, None] + order)
+
+    def _draw(self, state: DecodeState, logits: Tensor) -> Tensor:
+        """The target's own draw at the next position from rows [B, G, 1, V]."""
+        positions = state.lengths[:, None]
+        noise = state.rng.noise(positions.clamp(max=self.target.num_tokens - 1), purposes.TARGET)
+        forced = state.forced[:, :1] if state.forced is not None else None
+        return sample(
+            logits, state.warp, seeds=state.rng.seeds, positions=positions, purpose=purposes.TARGET,
+            guidance=state.guidance, allowed=state.allowed, forced=forced, noise=noise,
+        ).tokens[:, 0]
+
+    def _limit(self, state: DecodeState, draft: Draft) -> Draft:
+        """Cuts a draft at the end of the image (the last token is always the target's draw) and sets forced tokens."""
+        room = (self.target.num_tokens - 1 - state.lengths).clamp(min=0)
+        lengths = torch.minimum(draft.lengths, room)
+        tokens = draft.tokens
+        if state.forced is not None:
+            depth = draft.tree.depth_tensor(tokens.device)[1:] - 1 if draft.tree is not None else None
+            forced = state.forced[:, :-1] if depth is None else state.forced[:, depth]
+            tokens = torch.where(forced >= 0, forced, tokens)
+        return replace(draft, tokens=tokens, lengths=lengths)
+
+    def _inputs(self, state: DecodeState, draft: Draft, output: TargetOutput, drafter: Drafter) -> VerifyInputs:
+        return VerifyInputs(
+            target_logits=split_branches(output.logits, state.branches),
+            draft=draft,
+            warp=state.warp,
+            guidance=state.guidance,
+            rng=state.rng,
+            start=state.lengths,
+            forced=state.forced,
+            allowed=state.allowed,
+            need_choices="choices" in drafter.needs,
+            need_logp="target_logp" in drafter.needs,
+        )
+
+    @staticmethod
+    def _emitted(draft: Draft | None, verdict: Verdict) -> Tensor:
+        """[B, K+1]: accepted tokens, then the emitted one; columns beyond it are overwritten by later rounds."""
+        following = verdict.next_token[:, None]
+        if draft is None:
+            return following
+        tokens = draft.tokens
+        if verdict.path is not None:
+            tokens = tokens.gather(1, (verdict.path - 1).clamp(min=0))
+        return torch.cat([tokens, following], 1).scatter_(1, verdict.num_accepted[:, None], following)
+
+    @staticmethod
+    def _host(value: Tensor) -> Any:
+        return value.tolist()
+
+    def _sync(self, state: DecodeState, cache: KVStore, drawn: Tensor, active: list[int]) -> None:
+        """The one host read of a round: new lengths, and whether every row could draw its token."""
+        host = self._host(torch.stack([state.lengths, drawn]))
+        lengths, bad = host[0], [row for row, token in enumerate(host[1]) if token < 0]
+        if bad:
+            raise DecodingError([active[row] for row in bad], lengths[bad[0]] - 1)
+        grown = [now - before for now, before in zip(lengths, state.host_lengths, strict=True)]
+        if state.host_lengths[0] > 0:
+            branches = state.branches
+            cache.set_host_lengths([n + grown[row // branches] for row, n in enumerate(cache.host_lengths)])
+        state.host_lengths = lengths
+
+    @staticmethod
+    def _worth_compacting(state: DecodeState, horizon: int) -> bool:
+        """Finished rows leave once they are a quarter of the batch: moving the cache costs about one pass."""
+        finished = sum(length >= horizon for length in state.host_lengths)
+        return 4 * finished >= len(state.host_lengths)
+
+    def _drop_finished(
+        self,
+        state: DecodeState,
+        cache: KVStore,
+        drafter: Drafter | None,
+        recorder: Recorder,
+        ledger: Ledger,
+        active: list[int],
+        horizon: int,
+    ) -> list[int]:
+        recorder.store(state, active)
+        ledger.store(active)
+        keep = [row for row, length in enumerate(state.host_lengths) if length < horizon]
+        rows = torch.tensor(keep, dtype=torch.int64, device=state.lengths.device)
+        if keep:
+            branches = state.branches
+            cache.select(expand_index(rows, branches), [row * branches + g for row in keep for g in range(branches)])
+            if drafter is not None:
+                drafter.select(rows)
+        state.tokens = state.tokens.index_select(0, rows)
+        state.lengths = state.lengths.index_select(0, rows)
+        state.host_lengths = [state.host_lengths[row] for row in keep]
+        if state.copies is not None:
+            state.copies = state.copies.index_select(0, rows)
+        state.guidance = state.guidance.index_select(0, rows) if state.guidance is not None else None
+        state.rng = state.rng.select(rows)
+        recorder.select(rows)
+        ledger.select(rows)
+        return [active[row] for row in keep]
+
+    @staticmethod
+    def _report(
+        index: int, active: list[int], recorder: Recorder, state: DecodeState, verdict: Verdict | None
+    ) -> Round:
+        lengths = list(recorder.final_lengths)
+        for row, length in zip(active, state.host_lengths, strict=True):
+            lengths[row] = min(length, recorder.horizon)
+        return Round(index, list(active), lengths, state, verdict)
+
+    def _result(self, recorder: Recorder, ledger: Ledger, clock: Clock, horizon: int) -> DecodeResult:
+        accepted, tested = recorder.histograms()
+        lengths = recorder.final_lengths
+        lossless = self.drafter is None or not tested
+        stats = DecodeStats(
+            tokens=sum(lengths),
+            target_calls=recorder.calls,
+            row_calls=recorder.row_calls,
+            accepted_per_position=accepted,
+            tested_per_position=tested,
+            drift=ledger.drift(),
+            guarantee="exact-tokens" if lossless else self.rule.guarantee,
+            hellinger_bound=ledger.hellinger_bound(),
+            seconds=clock.seconds(),
+        )
+        return DecodeResult(recorder.tokens, lengths, stats, recorder.trace())
