@@ -8,13 +8,16 @@ and output matrix, so a head knows no vocabulary.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers import initialization as init
+
+if TYPE_CHECKING:
+    from .eagle_step import EagleStep
 
 
 class EagleHeadConfig(PretrainedConfig):
@@ -153,6 +156,16 @@ class EagleHead(PreTrainedModel):
         """Cosines and sines [count, head_dim / 2] of slots start, start + 1, ... on the head's device."""
         cos, sin = rotary_table(self.config)
         return cos[start : start + count].to(self.device), sin[start : start + count].to(self.device)
+
+    def read(self, hidden: Tensor, guidance: Tensor | None) -> Tensor:
+        """The target's hidden states [R, N, D] as this head takes them: combined over branches where it is ``guided``."""
+        return guided_hidden(hidden, guidance) if self.config.guided and guidance is not None else hidden
+
+    def prepare(self, embeddings: Tensor, dtype: torch.dtype | None = None) -> EagleStep:
+        """The inference form over a target's embedding table [V, D]; see `EagleStep`."""
+        from .eagle_step import EagleStep
+
+        return EagleStep(self, embeddings, dtype)
 
     def _qkv(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         r, n, _ = x.shape
