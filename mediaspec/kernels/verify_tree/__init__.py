@@ -42,14 +42,18 @@ class TreeTables:
         children: [N+1, W] int64 scored rows of each row's children in draw order, padded behind with -1.
         depth: [N+1] int64, 0 for the root.
         internal: [N+1] int64, which row of `draft_logp` a row's children were drawn from, -1 for leaves.
-        levels: depth of the deepest node.
+        levels: depth of the deepest node; 0 reads it from `depth`, which syncs with the device once per topology.
     """
 
     parents: Tensor
     children: Tensor
     depth: Tensor
     internal: Tensor
-    levels: int
+    levels: int = 0
+
+    def __post_init__(self) -> None:
+        if self.levels == 0:
+            object.__setattr__(self, "levels", int(self.depth.max()))
 
 
 @dataclass(frozen=True)
