@@ -1,0 +1,135 @@
+"""Finding and loading the parts of a saved pipeline where diffusers' own way does not suffice.
+
+Measured with diffusers 0.42.1. Three facts shape this file: `DiffusionPipeline.from_pretrained` only warns about misspelt
+keywords; it cannot load a component whose module lacks the base class as an attribute; and accelerate's offload hooks
+fire in `forward` alone, which decoding does not call.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = [
+    "LOADING_KEYWORDS",
+    "EMBEDDED",
+    "bring_in",
+    "component_class",
+    "embedded_folder",
+    "load_component",
+    "local_folder",
+]
+
+# every keyword that DiffusionPipeline.from_pretrained takes out of **kwargs and that a pipeline of ours can honour
+LOADING_KEYWORDS = (
+    "cache_dir", "device_map", "disable_mmap", "dtype", "force_download", "local_files_only", "low_cpu_mem_usage",
+    "max_memory", "offload_folder", "offload_state_dict", "proxies", "quantization_config", "revision", "token",
+    "torch_dtype", "use_safetensors", "variant",
+)  # fmt: skip
+# models inside the package: name -> folder below mediaspec/models
+EMBEDDED = {"emoji-64": "emoji64"}
+DOWNLOAD_KEYWORDS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
+
+
+def embedded_folder(name: str) -> str:
+    """The folder of a model that ships inside the package.
+
+    Raises:
+        ValueError: the weights are not there (a source checkout without them, or a package built without its data).
+    """
+    folder = Path(str(resources.files("mediaspec"))) / "models" / EMBEDDED[name]
+    if not (folder / "model_index.json").is_file():
+        raise ValueError(f"the weights of {name} are missing from {folder}; reinstall mediaspec from a complete source")
+    return str(folder)
+
+
+def local_folder(name: str | os.PathLike[str], keywords: dict[str, Any]) -> str:
+    """The folder of a pipeline; a repository id is fetched first.
+
+    Args:
+        name: embedded name, folder or "owner/repository".
+        keywords: of `from_pretrained`; those that concern the download are taken out.
+
+    Raises:
+        ValueError: neither a folder with a model_index.json nor a repository id.
+    """
+    options = {key: keywords.pop(key) for key in DOWNLOAD_KEYWORDS if key in keywords}
+    text = os.fspath(name)
+    if text in EMBEDDED:
+        return embedded_folder(text)
+    if os.path.isdir(text):
+        if not os.path.isfile(os.path.join(text, "model_index.json")):
+            raise ValueError(
+                f"{text} has no model_index.json, so it is not a saved pipeline; give the folder that `save_pretrained` "
+                "wrote"
+            )
+        return text
+    if text.count("/") != 1 or text.startswith((".", "/", "~")):
+        raise ValueError(
+            f"{text!r} is neither an embedded model ({', '.join(EMBEDDED)}) nor a folder nor a repository id; check the "
+            "path, or write 'owner/repository'"
+        )
+    # DiffusionPipeline.download refuses component modules outside diffusers, hence the plain snapshot
+    from huggingface_hub import snapshot_download
+
+    options.pop("proxies", None)  # huggingface_hub 1.x reads them from its client
+    patterns = ["*.json", "*.safetensors", "*.txt", "*.model"]
+    return snapshot_download(text, allow_patterns=patterns, **options)
+
+
+def component_class(module: str, name: str) -> type:
+    """The class that a model_index.json names. Modules of mediaspec are imported; others must be imported already.
+
+    Raises:
+        ValueError: an unknown class, or a foreign module nobody imported (a file must not choose what code runs).
+    """
+    if module.split(".")[0] in ("mediaspec", "transformers", "diffusers"):
+        try:
+            library: Any = importlib.import_module(module)
+        except ImportError as error:
+            raise ValueError(f"the saved component {module}.{name} cannot be imported: {error}") from error
+    elif module in sys.modules:
+        library = sys.modules[module]
+    else:
+        raise ValueError(
+            f"the saved component is {module}.{name}, and {module} is not imported; write `import {module}` before "
+            "loading the pipeline if you trust it"
+        )
+    found = getattr(library, name, None)
+    if not isinstance(found, type):
+        raise ValueError(f"{module} has no class {name}; the folder was saved by another version of it")
+    return found
+
+
+def load_component(folder: str, part: str, entry: Any, dtype: torch.dtype | None) -> Any:
+    """Loads component `part` of a saved pipeline from its subfolder, None where the index holds none.
+
+    Args:
+        folder: the pipeline's folder.
+        part: component name, which is also the subfolder.
+        entry: its (module, class) pair in model_index.json.
+        dtype: for modules with weights.
+    """
+    if not entry or entry[0] is None:
+        return None
+    kind = component_class(entry[0], entry[1])
+    path = os.path.join(folder, part)
+    if not Path(path).is_dir():
+        raise ValueError(f"{folder} names a {part} ({entry[1]}) but has no folder {part!r}; copy it from the original")
+    if issubclass(kind, torch.nn.Module):
+        return kind.from_pretrained(path, dtype=dtype)  # type: ignore[attr-defined]
+    return kind.from_pretrained(path)  # type: ignore[attr-defined]
+
+
+def bring_in(module: torch.nn.Module) -> None:
+    """Fires a module's offload hook (which also evicts its predecessor in the sequence) without calling `forward`."""
+    hook = getattr(module, "_hf_hook", None)
+    if hook is not None and hasattr(hook, "pre_forward"):
+        hook.pre_forward(module)
+
