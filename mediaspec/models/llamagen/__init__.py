@@ -2,6 +2,7 @@
 
 from transformers import AutoConfig, AutoModel
 
+from .convert import convert_gpt, convert_vq
 from .gpt import GPT_PRESETS, LlamaGenConfig, LlamaGenGPT
 from .hf_generate import hf_generate_images
 from .vq import VQ_PRESETS, LlamaGenVQ, LlamaGenVQConfig
@@ -17,5 +18,7 @@ __all__ = [
     "LlamaGenGPT",
     "LlamaGenVQ",
     "LlamaGenVQConfig",
+    "convert_gpt",
+    "convert_vq",
     "hf_generate_images",
 ]

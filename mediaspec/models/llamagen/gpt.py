@@ -90,7 +90,7 @@ class LlamaGenConfig(PretrainedConfig):
     tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        self.n_kv_head = self.kv_heads
         if self.condition not in ("class", "text"):
             raise ValueError(f"condition={self.condition!r}; allowed are 'class' (c2i) and 'text' (t2i)")
         if self.condition == "class" and self.cls_token_num != 1:
@@ -99,7 +99,7 @@ class LlamaGenConfig(PretrainedConfig):
             raise ValueError(f"block_size={self.block_size} is no square number; write e.g. {self.grid**2}")
         if self.dim % self.n_head or (self.dim // self.n_head) % 4:
             raise ValueError(f"dim={self.dim} over n_head={self.n_head} heads; a head's size must be a multiple of 4")
-        if self.n_head % self.n_kv_head:
+        if self.n_head % self.kv_heads:
             raise ValueError(f"n_kv_head={self.n_kv_head} must divide n_head={self.n_head}")
         super().__post_init__(**kwargs)
 
@@ -119,6 +119,11 @@ class LlamaGenConfig(PretrainedConfig):
     def head_dim(self) -> int:
         """D."""
         return self.dim // self.n_head
+
+    @property
+    def kv_heads(self) -> int:
+        """H_kv."""
+        return self.n_head if self.n_kv_head is None else self.n_kv_head
 
     @property
     def ffn_dim(self) -> int:
@@ -195,7 +200,7 @@ class Attention(nn.Module):
     def __init__(self, config: LlamaGenConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.n_head, self.n_kv_head, self.head_dim = config.n_head, config.n_kv_head, config.head_dim
+        self.n_head, self.n_kv_head, self.head_dim = config.n_head, config.kv_heads, config.head_dim
         self.wqkv = nn.Linear(config.dim, (self.n_head + 2 * self.n_kv_head) * self.head_dim, bias=False)
         self.wo = nn.Linear(config.dim, config.dim, bias=False)
         self.resid_dropout = nn.Dropout(config.resid_dropout_p)
@@ -307,13 +312,12 @@ class LlamaGenGPT(ImageGenerationMixin, PreTrainedModel):
         device = self.tok_embeddings.weight.device
         if self._rope is None or self._rope[0].device != device:
             c = self.config
-            cos, sin = rope_2d(c.grid, c.head_dim, c.rope_base, c.cls_token_num)
-            self._rope = cos.to(device), sin.to(device)
+            with torch.inference_mode(False):  # a table first made by sampling must serve training too
+                cos, sin = rope_2d(c.grid, c.head_dim, c.rope_base, c.cls_token_num)
+                self._rope = cos.to(device), sin.to(device)
         return self._rope
 
-    def embed_condition(
-        self, cond: Tensor, cond_mask: Tensor | None = None, drop_ids: Tensor | None = None
-    ) -> Tensor:
+    def embed_condition(self, cond: Tensor, cond_mask: Tensor | None = None, drop_ids: Tensor | None = None) -> Tensor:
         """The prefix, [B, C, dim].
 
         Args:
@@ -400,7 +404,7 @@ class LlamaGenGPT(ImageGenerationMixin, PreTrainedModel):
             mask = mask.to(h.device)
         causal = mask is None and past == 0
         dropout = self.config.attn_dropout_p if self.training else 0.0
-        gqa = self.config.n_kv_head != self.config.n_head
+        gqa = self.config.kv_heads != self.config.n_head
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if cache is not None:
@@ -412,4 +416,5 @@ class LlamaGenGPT(ImageGenerationMixin, PreTrainedModel):
         loss = None
         if labels is not None:
             loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE_KEY: cache})
+        kept: dict[str, Any] = {CACHE_KEY: cache}
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **kept)

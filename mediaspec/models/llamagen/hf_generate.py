@@ -24,6 +24,8 @@ CACHE_KEY = "cache" if "cache" in {f.name for f in fields(CausalLMOutputWithPast
 class ImageGenerationMixin(GenerationMixin):
     """Teaches ``generate`` a prefix that is no token: ``inputs`` are the image tokens so far, possibly none."""
 
+    config: Any  # the host model's `LlamaGenConfig`
+
     def prepare_inputs_for_generation(
         self,
         input_ids: Tensor,
@@ -114,7 +116,7 @@ def hf_generate_images(
         drop_ids = torch.arange(2 * rows, device=cond.device) >= rows
         processors.append(PairedGuidance(guidance_scale))
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p} if do_sample else {}
-    return model.generate(
+    tokens: Tensor = model.generate(
         inputs=torch.empty(rows, 0, dtype=torch.long, device=cond.device),
         cond=cond,
         cond_mask=cond_mask,
@@ -124,3 +126,4 @@ def hf_generate_images(
         do_sample=do_sample,
         **sampling,
     )
+    return tokens

@@ -2,10 +2,10 @@
 
 Letters: C condition positions, S = grid * grid image positions, D head size.
 
-A head's D/2 pairs are the interleaved elements (2i, 2i + 1). The first half of the pairs turns with the row of an image
-position, the second half with its column. The condition positions carry cos = sin = 0, which is not the identity
-rotation: their queries and keys vanish, every attention logit from or to them is 0, and what remains of the prefix
-is an evenly weighted mean of its values.
+A head's D/2 pairs are the interleaved elements (2i, 2i + 1). The first half of the pairs turns with the row of an
+image position, the second half with its column. The condition positions carry cos = sin = 0, which is not the
+identity rotation: their queries and keys vanish, every attention logit from or to them is 0, and what remains of the
+prefix is an evenly weighted mean of its values.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class LlamaGenVQConfig(PretrainedConfig):
         bad = sorted({self.ch * m for m in (1, *self.ch_mult) if (self.ch * m) % self.norm_groups})
         if bad:
             raise ValueError(
-                f"norm_groups={self.norm_groups} must divide the channels of every level, but {bad} (ch * ch_mult) are "
-                f"not multiples of it; write norm_groups={_largest_divisor(self.ch, self.norm_groups)}"
+                f"norm_groups={self.norm_groups} must divide the channels of every level, but {bad} (ch * ch_mult) "
+                f"are not multiples of it; write norm_groups={_largest_divisor(self.ch, self.norm_groups)}"
             )
         super().__post_init__(**kwargs)
 
@@ -259,7 +259,7 @@ class VectorQuantizer(nn.Module):
             z_q = codes[indices]
         if z.requires_grad:
             z_q = z + (z_q - z).detach()
-        return z_q.permute(0, 3, 1, 2), indices, z.permute(0, 3, 1, 2)
+        return z_q.permute(0, 3, 1, 2).contiguous(), indices, z.permute(0, 3, 1, 2)
 
 
 class LlamaGenVQ(PreTrainedModel):
@@ -353,7 +353,7 @@ class LlamaGenVQ(PreTrainedModel):
             indices = indices.view(-1, h, w)
         elif indices.dim() != 3:
             raise ValueError(f"indices have shape {tuple(indices.shape)}; allowed are [B, h, w] and [B, h * w]")
-        return self.decode(self.get_codebook_entry(indices).permute(0, 3, 1, 2))
+        return self.decode(self.get_codebook_entry(indices).permute(0, 3, 1, 2).contiguous())
 
     def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
         """Reconstruction [B, 3, H, W] and code indices [B, h, w] of an image batch in [-1, 1]."""
