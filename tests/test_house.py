@@ -1,4 +1,4 @@
-"""The house keeps its shape: imports run downwards, nothing shadows Hugging Face's `kernels`, module paths load back."""
+"""The house keeps its shape: imports run downwards, Hugging Face's `kernels` stays visible, module paths load back."""
 
 from __future__ import annotations
 

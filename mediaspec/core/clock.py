@@ -1,4 +1,4 @@
-"""Seconds per phase of a run. On CUDA the phases are bracketed by events and read once at the end, so timing never syncs."""
+"""Seconds per phase of a run. On CUDA events bracket the phases and are read once at the end: timing never syncs."""
 
 from __future__ import annotations
 

@@ -36,9 +36,9 @@ class DecodingError(ValueError):
     def __init__(self, rows: Sequence[int], position: int) -> None:
         self.rows, self.position = list(rows), position
         super().__init__(
-            f"row(s) {self.rows}: no token can be drawn at position {position}, because the target's logits are NaN or "
-            f"infinite or every admissible token has zero probability; check the weights, the dtype (float16 overflows "
-            f"where bfloat16 and float32 do not), the guidance scale and the token mask"
+            f"row(s) {self.rows}: no token can be drawn at position {position}: the target's logits are NaN or "
+            f"infinite, or every admissible token has zero probability; check the weights, the dtype (float16 overflows where "
+            f"bfloat16 and float32 do not), the guidance scale and the token mask"
         )
 
 
@@ -74,7 +74,9 @@ class Engine:
         ValueError: arguments that do not fit each other.
     """
 
-    def __init__(self, target: Target, rule: Rule, drafter: Drafter | None = None, grammar: Grammar | None = None) -> None:
+    def __init__(
+        self, target: Target, rule: Rule, drafter: Drafter | None = None, grammar: Grammar | None = None
+    ) -> None:
         self.target, self.rule, self.drafter, self.grammar = target, rule, drafter, grammar
 
     def decode(
@@ -132,7 +134,11 @@ class Engine:
         tree: TreeSpec | None = None,
         trace: bool = False,
     ) -> Generator[Round, bool | None, DecodeResult]:
-        """The loop as a generator of `Round`; its return value is the `DecodeResult`; sending False ends it early. Arguments as in `decode`."""
+        """The loop as a generator of `Round`; sending False ends it early. Arguments as in `decode`.
+
+        Returns:
+            The `DecodeResult`, as the generator's return value.
+        """
         target, device = self.target, self.target.device
         budget = self._budget(num_draft_tokens, tree)
         tree = tree if budget else None
@@ -230,7 +236,8 @@ class Engine:
             where = state.lengths[:, None] + torch.arange(emitted.shape[1], device=emitted.device)
             state.tokens.scatter_(1, where, emitted)
             recorder.add(state, draft, verdict, counts, index)
-            ledger.add(verdict)
+            if draft is not None:
+                ledger.add(verdict)
             rows = counts if state.branches == 1 else counts.repeat_interleave(state.branches)
             if tree is None or verdict.path is None:
                 cache.lengths = cache.lengths + rows
@@ -239,7 +246,8 @@ class Engine:
                 path = torch.cat([root, verdict.path.clamp(min=0)], 1)
                 cache.commit(path if state.branches == 1 else path.repeat_interleave(state.branches, 0), rows)
             state.lengths = state.lengths + counts
-            self._sync(state, cache, verdict.next_token, active)
+            grown, drafted = self._sync(state, cache, verdict.next_token, active, draft)
+            recorder.count(grown, drafted)
         return verdict
 
     def _prefill(
@@ -247,13 +255,13 @@ class Engine:
     ) -> tuple[KVStore, TargetOutput]:
         """One pass per prompt, then the rows fork."""
         prompts = batch if copies is None else int(self._host(copies.max())) + 1
+        if condition is not None and len(condition) != prompts * branches:
+            raise ValueError(
+                f"the condition has {len(condition)} rows but {prompts} prompt(s) with {branches} guidance branch(es) "
+                f"need {prompts * branches}; with a guidance scale every prompt needs its unconditional row as well"
+            )
         cache = self.target.new_cache(prompts * branches, extra)
         output = self.target.prefill(condition, cache)
-        if output.logits.shape[0] != prompts * branches:
-            raise ValueError(
-                f"the condition gave {output.logits.shape[0]} target rows where {prompts} prompts with {branches} "
-                f"guidance branch(es) need {prompts * branches}"
-            )
         if copies is not None:
             rows = expand_index(copies.to(output.logits.device), branches)
             cache.select(rows)
@@ -323,9 +331,12 @@ class Engine:
     def _host(value: Tensor) -> Any:
         return value.tolist()
 
-    def _sync(self, state: DecodeState, cache: KVStore, drawn: Tensor, active: list[int]) -> None:
-        """The one host read of a round: new lengths, and whether every row could draw its token."""
-        host = self._host(torch.stack([state.lengths, drawn]))
+    def _sync(
+        self, state: DecodeState, cache: KVStore, drawn: Tensor, active: list[int], draft: Draft | None = None
+    ) -> tuple[list[int], list[int]]:
+        """The one host read of a round: how far every row moved, how much of its draft counted, could it draw."""
+        columns = [state.lengths, drawn] if draft is None else [state.lengths, drawn, draft.lengths]
+        host = self._host(torch.stack(columns))
         lengths, bad = host[0], [row for row, token in enumerate(host[1]) if token < 0]
         if bad:
             raise DecodingError([active[row] for row in bad], lengths[bad[0]] - 1)
@@ -334,6 +345,7 @@ class Engine:
             branches = state.branches
             cache.set_host_lengths([n + grown[row // branches] for row, n in enumerate(cache.host_lengths)])
         state.host_lengths = lengths
+        return grown, host[2] if draft is not None else [0] * len(lengths)
 
     @staticmethod
     def _worth_compacting(state: DecodeState, horizon: int) -> bool:
@@ -381,9 +393,9 @@ class Engine:
         return Round(index, list(active), lengths, state, verdict)
 
     def _result(self, recorder: Recorder, ledger: Ledger, clock: Clock, horizon: int) -> DecodeResult:
-        accepted, tested = recorder.histograms()
+        accepted, tested = recorder.accepted, recorder.tested
         lengths = recorder.final_lengths
-        lossless = self.drafter is None or not tested
+        plain = self.drafter is None or not any(tested)
         stats = DecodeStats(
             tokens=sum(lengths),
             target_calls=recorder.calls,
@@ -391,7 +403,7 @@ class Engine:
             accepted_per_position=accepted,
             tested_per_position=tested,
             drift=ledger.drift(),
-            guarantee="exact-tokens" if lossless else self.rule.guarantee,
+            guarantee="exact-tokens" if plain else self.rule.guarantee,
             hellinger_bound=ledger.hellinger_bound(),
             seconds=clock.seconds(),
         )

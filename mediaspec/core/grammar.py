@@ -26,7 +26,7 @@ class Grammar(Protocol):
 
 @dataclass(frozen=True)
 class GridGrammar:
-    """Rows of `width` image ids, each closed by `end_of_row`; `end_of_image` closes the picture (Lumina-mGPT, Emu3 layouts).
+    """Rows of `width` image ids, each closed by `end_of_row`, the picture by `end_of_image` (Lumina-mGPT, Emu3).
 
     Args:
         width, height: the grid; one finished picture has height * (width + 1) + 1 tokens.

@@ -1,8 +1,8 @@
 """Classifier-free guidance as pairs of target rows that share one draft, one verdict and one rollback.
 
-A batch of B rows with G branches occupies R = B * G target rows, the branch varying fastest: rows 2b and 2b + 1 are the
-conditional and the unconditional view of row b. The combination `u + s (c - u)` itself happens inside the kernels, so
-guided logits are read once.
+A batch of B rows with G branches occupies R = B * G target rows, the branch varying fastest: rows 2b and 2b + 1 are
+the conditional and the unconditional view of row b. The combination `u + s (c - u)` itself happens inside the kernels,
+so guided logits are read once.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class KVStore:
         return 2 * self.keys.numel() * self.keys.element_size()
 
     def hide(self, padding: Tensor) -> None:
-        """Marks prefix slots that no query may see: `padding` [R, C] bool, True = hidden (left padding of a prompt)."""
+        """Hides prefix slots from every query: `padding` [R, C] bool, True = hidden (left padding of a prompt)."""
         hidden = torch.zeros(self.rows, self.capacity, dtype=torch.bool, device=self.keys.device)
         hidden[:, : padding.shape[1]] = padding
         self.hidden_slots = hidden
@@ -135,7 +135,10 @@ class KVStore:
         return all_keys[:, :, : slots.live], all_values[:, :, : slots.live]
 
     def advance(self, counts: Tensor, host_counts: list[int] | None = None) -> None:
-        """Commits the first `counts` [R] of the slots just written. Call `set_host_lengths` before the next `plan`, or pass `host_counts`."""
+        """Commits the first `counts` [R] of the slots just written.
+
+        On CUDA pass `host_counts` as well, or call `set_host_lengths` before the next `plan`.
+        """
         self.lengths = self.lengths + counts
         if host_counts is not None:
             self.host_lengths = [length + count for length, count in zip(self.host_lengths, host_counts, strict=True)]
@@ -147,7 +150,10 @@ class KVStore:
         self.host_lengths = list(lengths)
 
     def commit(self, path: Tensor, counts: Tensor) -> None:
-        """Keeps an accepted tree path: slot `path[:, i]` (offset from the length, [R, depth+1] int64) moves to offset i; then advances by `counts` [R]."""
+        """Keeps an accepted tree path and moves the lengths by `counts` [R]; `set_host_lengths` must follow.
+
+        Slot `path[:, i]` ([R, depth + 1] int64, offsets from the length) moves to offset i.
+        """
         source = (self.lengths[:, None] + path)[None, :, None, :, None]
         order = torch.arange(path.shape[1], device=path.device)
         target = (self.lengths[:, None] + order)[None, :, None, :, None]
@@ -155,7 +161,7 @@ class KVStore:
         shape = (layers, path.shape[0], heads, path.shape[1], size)
         for store in (self.keys, self.values):
             store.scatter_(3, target.expand(shape), store.gather(3, source.expand(shape)))
-        self.advance(counts)
+        self.lengths = self.lengths + counts
 
     def rollback(self, lengths: Tensor, host_lengths: list[int] | None = None) -> None:
         """Sets the committed lengths [R]; slots beyond them are forgotten."""

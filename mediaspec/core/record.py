@@ -12,7 +12,7 @@ __all__ = ["Recorder"]
 
 
 class Recorder:
-    """Accumulates on the device per live row and stores rows at their original place when they finish.
+    """Accumulates per live row and stores rows at their original place when they finish.
 
     Args:
         batch, horizon: B and T of the whole run; depth: longest draft; trace: record token kinds.
@@ -24,8 +24,8 @@ class Recorder:
         self.final_lengths = [0] * batch
         self.calls = 0
         self.row_calls = 0
-        self.accepted = torch.zeros(depth, dtype=torch.int64, device=device)
-        self.tested = torch.zeros(depth, dtype=torch.int64, device=device)
+        self.accepted = [0] * depth
+        self.tested = [0] * depth
         self.order = torch.arange(depth + 1, device=device)
         self.live: dict[str, Tensor] | None = None
         self.stored: dict[str, Tensor] | None = None
@@ -41,14 +41,7 @@ class Recorder:
             self.live["kind"][:, 0] = torch.where(forced[:, 0] >= 0, Trace.FORCED, Trace.BONUS).to(torch.uint8)
 
     def add(self, state: DecodeState, draft: Draft | None, verdict: Verdict, counts: Tensor, index: int) -> None:
-        """One round, before `state.lengths` moves."""
-        self.calls += 1
-        self.row_calls += sum(length < self.horizon for length in state.host_lengths)
-        if draft is not None:
-            before, accepted = self.order[:-1], verdict.num_accepted[:, None]
-            live = torch.minimum(draft.lengths, counts)[:, None] > 0
-            self.accepted += ((before < accepted) & live).sum(0)
-            self.tested += ((before <= accepted) & (before < draft.lengths[:, None]) & live).sum(0)
+        """Records how one round's tokens came about, before `state.lengths` moves; nothing without a trace."""
         if self.live is None:
             return
         accepted = verdict.num_accepted[:, None]
@@ -68,6 +61,18 @@ class Recorder:
             old = self.live[name].gather(1, where)
             self.live[name].scatter_(1, where, torch.where(written, value, old))
 
+    def count(self, grown: list[int], drafted: list[int]) -> None:
+        """Counts one round on the host: tokens every live row gained and draft positions that counted."""
+        self.calls += 1
+        for gained, length in zip(grown, drafted, strict=True):
+            if gained == 0:
+                continue
+            self.row_calls += 1
+            for position in range(gained - 1):
+                self.accepted[position] += 1
+            for position in range(min(gained, length)):
+                self.tested[position] += 1
+
     def store(self, state: DecodeState, active: list[int]) -> None:
         """Writes the live rows to their original places."""
         if not active:
@@ -83,10 +88,6 @@ class Recorder:
     def select(self, rows: Tensor) -> None:
         if self.live is not None:
             self.live = {name: value.index_select(0, rows) for name, value in self.live.items()}
-
-    def histograms(self) -> tuple[list[int], list[int]]:
-        """(accepted, tested) per draft position."""
-        return self.accepted.tolist(), self.tested.tolist()
 
     def trace(self) -> Trace | None:
         return Trace(**{name: value.cpu() for name, value in self.stored.items()}) if self.stored is not None else None

@@ -133,6 +133,7 @@ class TreeSpec:
                 children=torch.tensor(rows, device=device),
                 depth=torch.tensor(self.depth, device=device),
                 internal=torch.tensor([number.get(row, -1) for row in range(self.num_nodes + 1)], device=device),
+                levels=self.max_depth,
             )
         tables = self._cache[key]
         assert isinstance(tables, TreeTables)

@@ -1,8 +1,8 @@
 """The values that travel through one decoding round, and the contracts between engine, target and drafter.
 
 Letters used in every file of the core: B rows (one per image or sequence), G guidance branches (2 with classifier-free
-guidance, else 1), R = B * G target rows with the branch varying fastest, K draft length, N scored positions or tree nodes,
-V vocabulary, D hidden size, T tokens of a finished image, C prefix (condition) positions.
+guidance, else 1), R = B * G target rows with the branch varying fastest, K draft length, N scored positions or tree
+nodes, V vocabulary, D hidden size, T tokens of a finished image, C prefix (condition) positions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Verdict:
         num_accepted: [B] int64 in [0, K]: accepted draft tokens (tree: accepted depth).
         next_token: [B] int64: the token emitted after them (resampled at the first rejection, else bonus).
         drift: [B, K] float32: closed-form TV(emitted law, target law) of every tested position, 0 where untested.
-        path: [B, depth] int64 node rows (1-based, as scored; 0 is the root) of the accepted path, -1 beyond it; None for chains.
+        path: [B, depth] int64 node rows (1-based; 0 is the root) of the accepted path, -1 beyond it; None for chains.
         choices: [B, K+1] int64: the target's own draw at every scored position under the shared noise (match mode).
         target_logp: [B, K+1, V] float32: the target's processed log-law at every scored position.
         hellinger: [B, K] float32: squared Hellinger distance of the emitted and the target law at tested positions.
@@ -69,7 +69,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """One target pass: `logits` [R, N, V] (float32 or the model's dtype) and `hidden` [R, N, D], the last layer's output before the final norm."""
+    """One target pass: `logits` [R, N, V], `hidden` [R, N, D] is the last layer's output before the final norm."""
 
     logits: Tensor
     hidden: Tensor | None = None
@@ -97,7 +97,7 @@ class Target(Protocol):
         ...
 
     def prefill(self, condition: Any, cache: KVStore) -> TargetOutput:
-        """Runs the condition; returns logits and hidden of the last prefix position ([R, 1, ...]) and sets `cache.lengths`."""
+        """Runs the condition and sets `cache.lengths`; returns the last prefix position's output ([R, 1, ...])."""
         ...
 
     def score(self, tokens: Tensor, cache: KVStore, tree: TreeSpec | None = None) -> TargetOutput: ...
@@ -163,7 +163,7 @@ class Drafter(Protocol):
     needs: frozenset[str]
 
     def begin(self, state: DecodeState, output: TargetOutput, extra: int) -> None:
-        """Starts a run after the prefill: `output` is the prefill's (hidden [R, 1, D]); `state.lengths` is 1 (the first token is known)."""
+        """Starts a run after the prefill, whose `output` has hidden [R, 1, D]; one token is known (`lengths` is 1)."""
         ...
 
     def propose(self, state: DecodeState, budget: int, tree: TreeSpec | None = None) -> Draft:
