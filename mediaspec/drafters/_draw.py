@@ -1,0 +1,74 @@
+"""What drafters with a model share: one draw from draft logits, and how far a draft may reach."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.rng import TARGET
+from ..core.types import DecodeState, Draft
+from ..kernels.sample import Sampled, sample
+
+__all__ = ["draft_lengths", "draft_steps", "draw", "padded_chain", "per_branch"]
+
+
+def draft_steps(state: DecodeState, budget: int) -> int:
+    """Draft positions worth computing: the last token of an image is always the target's own draw."""
+    room = state.target.num_tokens - 1 - min(state.host_lengths)
+    return max(1, min(budget, room))
+
+
+def draft_lengths(state: DecodeState, budget: int) -> Tensor:
+    """[B] int64: how much of a draft of `budget` positions fits before each row's last token."""
+    return (state.target.num_tokens - 1 - state.lengths).clamp(min=0, max=budget)
+
+
+def draw(state: DecodeState, logits: Tensor, depth: int, width: int = 1) -> Sampled:
+    """Draws the draft tokens at `depth` (0 is the next token) from the law the target would use on these logits.
+
+    Args:
+        logits: [B, G, N, V]; the N rows are nodes of one depth, so they share a position and its noise.
+        width: children per node, drawn without replacement.
+
+    Returns:
+        tokens [B, N] or [B, N, width]; `logp` [B, N, V], None where the rule couples (it compares tokens only).
+    """
+    count = logits.shape[2]
+    positions = (state.lengths + depth).clamp(max=state.target.num_tokens - 1)[:, None]
+    noise = state.rng.noise(positions, state.draft_purpose)
+    forced = state.forced[:, depth, None] if state.forced is not None else None
+    if count > 1:
+        positions = positions.expand(-1, count)
+        noise = noise.expand(-1, count, -1) if noise is not None else None
+        forced = forced.expand(-1, count) if forced is not None else None
+    drawn = sample(
+        logits,
+        state.warp,
+        seeds=state.rng.seeds,
+        positions=positions,
+        purpose=state.draft_purpose,
+        guidance=state.guidance if logits.shape[1] == 2 else None,
+        allowed=state.allowed,
+        forced=forced,
+        noise=noise,
+        width=width,
+        need_logp=state.draft_purpose != TARGET,
+    )
+    # -1 marks an undefined law (overflow in a half-precision head): any id will do, verification refuses it
+    return Sampled(drawn.tokens.clamp(min=0), drawn.logp)
+
+
+def padded_chain(state: DecodeState, drawn: list[Sampled], budget: int) -> Draft:
+    """Joins the draws of a chain to a `Draft` of `budget` positions.
+
+    Near the end of an image fewer draws are made; the last one is repeated and `lengths` cuts it off.
+    """
+    drawn = drawn + drawn[-1:] * (budget - len(drawn))
+    tokens = torch.cat([one.tokens for one in drawn], 1)
+    laws = [one.logp for one in drawn if one.logp is not None]
+    return Draft(tokens, draft_lengths(state, budget), torch.cat(laws, 1) if laws else None)
+
+
+def per_branch(values: Tensor, branches: int) -> Tensor:
+    """[B] -> [B * branches], every branch of a row with its row's value."""
+    return values if branches == 1 else values.repeat_interleave(branches)

@@ -1,0 +1,99 @@
+"""The inference form of an `EagleHead`: folded norms, fused projections, one embedding look-up per token.
+
+At one row a draft step is memory traffic plus operator overhead, and it must stay far below a target pass. Norm
+weights move into the matrices behind them, the embedding half of the first matrix becomes a table over the vocabulary,
+queries and keys are rotated together as complex numbers: about 30 operators, and D^2 weights fewer to read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..core.kv import KVStore, Slots
+from .fast_linear import PreparedLinear
+
+if TYPE_CHECKING:
+    from .eagle import EagleHead
+
+__all__ = ["EagleStep"]
+
+
+class EagleStep:
+    """Runs draft slots against a one-layer `KVStore` over image tokens.
+
+    Args:
+        head: the trained head; its weights are read now, later changes are not seen.
+        embeddings: [V, D], the target's embedding of every token.
+        dtype: what `PreparedLinear` keeps the matrices in; None is the head's own dtype.
+
+    Raises:
+        ValueError: the embedding table does not fit the head.
+    """
+
+    def __init__(self, head: EagleHead, embeddings: Tensor, dtype: torch.dtype | None = None) -> None:
+        config, device = head.config, head.device
+        size = config.hidden_size
+        if embeddings.shape != (config.vocab_size, size):
+            raise ValueError(
+                f"embeddings have shape {list(embeddings.shape)}, this head drafts for [{config.vocab_size}, {size}]"
+            )
+        self.dtype = head.dtype
+        self.heads, self.head_dim, self.eps = config.num_attention_heads, config.head_dim, config.rms_norm_eps
+        # float32: x / |x| and sqrt(D) in the weights, 3 small operators; F.rms_norm runs 6 on the CPU
+        self.direct = self.dtype == torch.float32
+        self.floor = torch.tensor(math.sqrt(size * self.eps), device=device)
+        gain = math.sqrt(size) if self.direct else 1.0
+        kept = dtype if dtype is not None else self.dtype
+
+        def folded(norm: nn.RMSNorm, *weights: Tensor) -> PreparedLinear:
+            return PreparedLinear((torch.cat(weights).float() * (norm.weight.float() * gain)).to(self.dtype), kept)
+
+        with torch.no_grad():
+            by_token, by_hidden = head.fc.weight.split(size, dim=1)
+            self.table = F.linear(head.embed_norm(embeddings.to(self.dtype)), by_token)
+            self.enter = folded(head.hidden_norm, by_hidden)
+            self.wqkv = folded(head.attention_norm, head.wqkv.weight)
+            self.wo = PreparedLinear(head.wo.weight.detach(), kept)
+            self.w13 = folded(head.ffn_norm, head.w1.weight, head.w3.weight)
+            self.w2 = PreparedLinear(head.w2.weight.detach(), kept)
+            self.out_scale = head.out_scale.detach()
+            scale = float(head.logit_scale)
+        self.logit_scale = None if scale == 1.0 else scale
+        cos, sin = head.rotary(config.max_positions)
+        self.rotation = torch.complex(cos, sin)[:, None, None]
+
+    def _unit(self, x: Tensor) -> Tensor:
+        """x divided by its norm (float32) or RMS (half precision); the weights behind carry the rest."""
+        if self.direct:
+            return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
+        return F.rms_norm(x, x.shape[-1:], eps=self.eps)
+
+    def __call__(self, tokens: Tensor, hidden: Tensor, store: KVStore, slots: Slots) -> Tensor:
+        """Predicted hidden states of N slots.
+
+        Args:
+            tokens: [R, N] int64, the token of every slot.
+            hidden: [R, N, D], the (true or predicted) hidden state that predicted it.
+            store: where keys and values go; its lengths do not move.
+            slots: what `store.plan` gave, or a tree level's own plan; `positions` are image positions.
+
+        Returns:
+            [R, N, D].
+        """
+        rows, count = tokens.shape
+        x = F.embedding(tokens, self.table) + self.enter(self._unit(hidden))
+        qkv = self.wqkv(self._unit(x)).view(rows, count, 3, self.heads, self.head_dim)
+        turn = self.rotation[slots.positions.clamp(max=self.rotation.shape[0] - 1)]
+        pairs = torch.view_as_complex(qkv[:, :, :2].float().unflatten(-1, (-1, 2)))
+        qk = torch.view_as_real(pairs * turn).flatten(-2).to(self.dtype)
+        keys, values = store.write(0, slots, qk[:, :, 1].transpose(1, 2), qkv[:, :, 2].transpose(1, 2))
+        seen = F.scaled_dot_product_attention(qk[:, :, 0].transpose(1, 2), keys, values, slots.mask)
+        x = x + self.wo(seen.transpose(1, 2).reshape(rows, count, -1))
+        gate, up = self.w13(self._unit(x)).chunk(2, dim=-1)
+        x = x + self.w2(F.silu(gate) * up)
+        return torch.addcmul(hidden, x, self.out_scale)
