@@ -103,6 +103,7 @@ def hf_generate_images(
         [B, num_tokens] int64, in raster order. Sampling draws from torch's global generator, as ``generate`` does.
 
     Example:
+        >>> from mediaspec.models.llamagen import LlamaGenConfig, LlamaGenGPT
         >>> model = LlamaGenGPT(LlamaGenConfig(dim=32, n_layer=1, n_head=2, vocab_size=8, block_size=4)).eval()
         >>> hf_generate_images(model, torch.tensor([3]), guidance_scale=4.0).shape
         torch.Size([1, 4])
