@@ -108,6 +108,8 @@ def make_items(
                 f"prompt {i} is {row}: allowed keys are prompt (a string, required), id, seed and negative_prompt"
                 + (f", not {unknown}" if unknown else "")
             )
+        if not row["prompt"].strip():
+            raise ManifestError(f"prompt {i} is empty; write a caption, for instance 'a red apple'")
         for j in range(num_images):
             index = i * num_images + j
             name = f"{index:06d}" if "id" not in row else str(row["id"]) + (f"-{j}" if num_images > 1 else "")
@@ -224,6 +226,9 @@ class Manifest:
             if isinstance(old, dict):
                 if settings_hash(old) == self.hash:
                     return
+                if not any(file.stat().st_size for file in _manifest_files(self.root)):
+                    old = None  # nothing was finished with the other settings, so nothing can be mixed up
+            if isinstance(old, dict):
                 new = json.loads(_json(settings))
                 differing = [
                     f"{key}: {_short(old.get(key))} there, {_short(new.get(key))} now"

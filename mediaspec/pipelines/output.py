@@ -27,7 +27,8 @@ class ImagePipelineOutput(BaseOutput):
             interrupted run committed none).
         trace: per token how it was made, [B, T] each; only with `return_trace=True`, else absent.
         stats: JSON-ready dict: `tokens, target_calls, rounds, tokens_per_call, accepted_per_position,
-            tested_per_position, drift {mean, max, per_image}, guarantee, calls_per_image, seconds {total, encode,
+            tested_per_position, drift {mean, max, per_image}, guarantee, hellinger_bound,
+            tokens_per_image, calls_per_image, seconds {total, encode,
             prefill, draft, target, verify, commit, decode}, settings, seeds, versions, interrupted`. In a tuple it is
             the last entry.
     """

@@ -52,6 +52,7 @@ def test_items_number_prompts_and_seeds() -> None:
     [
         ([{"promt": "a cat"}], "promt"),
         ([{"prompt": 3}], "prompt"),
+        (["a", " "], "prompt 1 is empty"),
         ([{"prompt": "a", "id": "x"}, {"prompt": "b", "id": "x"}], "used by pictures 0 and 1"),
         ([{"prompt": "a", "id": "../x"}], "cannot name a file"),
     ],
@@ -163,6 +164,12 @@ def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="1.1.* there, .*2.0.* now"):
         fill(tmp_path, items, settings={"rule": "cool_sd", "rule_settings": {"delta": 2.0}})
     assert contents(tmp_path) == before
+
+
+def test_settings_of_a_run_that_finished_nothing_are_replaced(tmp_path: Path) -> None:
+    with Manifest(tmp_path, {"rule": "typo"}):
+        pass
+    assert fill(tmp_path, make_items(["a"], seed=0)) == 1
 
 
 def test_other_settings_are_refused_even_without_the_settings_file(tmp_path: Path) -> None:

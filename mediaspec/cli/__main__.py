@@ -1,0 +1,5 @@
+"""`python -m mediaspec.cli` is the `mediaspec` command."""
+
+from . import main
+
+main()

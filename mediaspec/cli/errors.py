@@ -1,0 +1,27 @@
+"""How commands fail: one line on stderr and exit code 2 for wrong input, never a traceback for what the user can mend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+__all__ = ["plain_errors"]
+
+
+@contextmanager
+def plain_errors(after_interrupt: str = "") -> Iterator[None]:
+    """Prints ValueError, TypeError and OSError as `error: ...` and leaves with code 2; Ctrl-C leaves with 130.
+
+    Args:
+        after_interrupt: what to tell after Ctrl-C, for instance how to go on.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted. {after_interrupt}".rstrip(), err=True)
+        raise typer.Exit(130) from None

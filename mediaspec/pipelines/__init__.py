@@ -1,0 +1,8 @@
+"""Diffusers-style pipelines on the speculative core."""
+
+from .auto import AutoPipeline
+from .class_to_image import ClassToImagePipeline
+from .output import ImagePipelineOutput
+from .text_to_image import TextToImagePipeline
+
+__all__ = ["AutoPipeline", "ClassToImagePipeline", "ImagePipelineOutput", "TextToImagePipeline"]
