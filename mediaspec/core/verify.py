@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.sample import warp_logits
+from ..kernels.verify_chain import Residual
 from . import rng as purposes
 from .law import emitted_law, one_step_drift, point_mass, residual_weights, squared_hellinger
 from .rng import RowRng
@@ -70,7 +71,7 @@ class Rule(Protocol):
 class MassRule(Protocol):
     """What this file asks of an acceptance rule."""
 
-    residual: str
+    residual: Residual
 
     def accepted_mass(self, p: Tensor, q: Tensor, first: int = 0) -> Tensor: ...
 
@@ -189,7 +190,8 @@ def verify_tree_by_mass(rule: MassRule, inputs: VerifyInputs) -> Verdict:
             last = tables.children[current, rank + 1] <= 0 if rank + 1 < width else torch.ones_like(took)
             mass = (q * hit).sum(-1)
             trying = trying & (mass > 0)  # a child without draft mass was never drawn: it is passed over
-            a = torch.where(last[:, None], rule.accepted_mass(p[:, None], q[:, None], level)[:, 0], torch.minimum(p, q))
+            relaxed = rule.accepted_mass(p[:, None], q[:, None], level)[:, 0]
+            a = torch.where(last[:, None], relaxed, torch.minimum(p, q))
             uniform = rng.uniform((inputs.start + level)[:, None], purposes.ACCEPT, sibling=rank)[:, 0]
             accepted = uniform * mass < (a * hit).sum(-1)
             accepted = trying & torch.where(free, accepted, (p * hit).sum(-1) > 0)  # forced: P is one-hot

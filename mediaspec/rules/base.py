@@ -38,7 +38,7 @@ from ..core.component import ConfigMixin, SchedulerMixin
 from ..core.ledger import LEDGERS
 from ..core.types import Verdict
 from ..core.verify import VerifyInputs, verify_chain_by_mass, verify_tree_by_mass
-from ..kernels.verify_chain import verify_chain
+from ..kernels.verify_chain import Residual, verify_chain
 from ..kernels.verify_tree import verify_tree
 
 __all__ = ["GUARANTEES", "AcceptanceRule", "check_choice"]
@@ -77,7 +77,7 @@ class AcceptanceRule(SchedulerMixin, ConfigMixin):
     has_compatibles = False
     lossless: bool = False
     coupled: bool = False
-    residual: str = "gstar"
+    residual: Residual = "gstar"
     ledger: str = "tv"
     may_leave_support: bool = False
     permutation_equivariant: bool = True
@@ -126,8 +126,8 @@ class AcceptanceRule(SchedulerMixin, ConfigMixin):
         """Called by a pipeline before decoding: a rule takes what it needs of the target (a codebook) here."""
 
     def linear(self, length: int) -> tuple[Tensor, Tensor] | None:
-        """(scale, offset), each [length] float32 on the CPU, of u Q < scale P + offset Q per draft position of the round, the
-        first position first; None for rules that are not of this form."""
+        """(scale, offset), each [length] on the CPU, of u Q < scale P + offset Q at the first `length` draft
+        positions of a round; None for rules that are not of this form."""
         return None
 
     def accepted_mass(self, p: Tensor, q: Tensor, first: int = 0) -> Tensor:
@@ -141,9 +141,9 @@ class AcceptanceRule(SchedulerMixin, ConfigMixin):
         Returns:
             [..., K, V] with 0 <= a <= q.
         """
-        scale, offset = self._pair(first + p.shape[-2], p.device)
-        relaxed = p if scale is None else scale[first:, None].to(p.dtype) * p
-        return torch.minimum(q, relaxed if offset is None else relaxed + offset[first:, None].to(p.dtype) * q)
+        scale, offset = self._pair(first + p.shape[-2], p.device, p.dtype)
+        relaxed = p if scale is None else scale[first:, None] * p
+        return torch.minimum(q, relaxed if offset is None else relaxed + offset[first:, None] * q)
 
     def accept_prob(self, p: Tensor, q: Tensor, first: int = 0) -> Tensor:
         """f(x) = a(x) / Q(x), [..., K, V]; 0 where Q is 0, such a token cannot be drafted."""
@@ -201,7 +201,7 @@ class AcceptanceRule(SchedulerMixin, ConfigMixin):
         )  # fmt: skip
 
     def _numbers(self, inputs: VerifyInputs, length: int, width: int) -> tuple[Tensor | None, Tensor | None]:
-        """Noise [B, length+1, V] and uniforms [B, length, width] from the run's tables, or None where kernels make them."""
+        """Noise [B, length+1, V] and uniforms [B, length, width] of the run, None where kernels make them in place."""
         rng = inputs.rng
         order = torch.arange(length + 1, device=inputs.start.device)
         positions = (inputs.start[:, None] + order).clamp(max=rng.horizon - 1)  # the last ones are never read
@@ -211,13 +211,18 @@ class AcceptanceRule(SchedulerMixin, ConfigMixin):
         drawn = [rng.uniform(positions[:, :-1], purposes.ACCEPT, sibling) for sibling in range(width)]
         return noise, torch.stack(drawn, -1)
 
-    def _pair(self, length: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    def _pair(
+        self, length: int, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor | None, Tensor | None]:
         """`linear` on the device, made once per length; None stands for all ones and all zeros."""
         cache = self.__dict__.setdefault("_pairs", {})
-        key = (length, device)
+        key = (length, device, dtype)
         if key not in cache:
             scale, offset = self.linear(length) or (torch.ones(length), torch.zeros(length))
             relaxed, shifted = bool((scale != 1).any()), bool((offset != 0).any())
-            cache[key] = (scale.to(device) if relaxed else None, offset.to(device) if shifted else None)
+            cache[key] = (
+                scale.to(device=device, dtype=dtype) if relaxed else None,
+                offset.to(device=device, dtype=dtype) if shifted else None,
+            )
         pair: tuple[Tensor | None, Tensor | None] = cache[key]
         return pair

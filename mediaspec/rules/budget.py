@@ -11,8 +11,8 @@ __all__ = ["omega_for_budget"]
 def omega_for_budget(p: Tensor, q: Tensor, eps: float | Tensor) -> Tensor:
     """The largest omega >= 1 with e(omega) <= eps, for every row.
 
-    e(omega) = sum over Q > P of min(Q - P, (omega - 1) P) is the one-step TV of f = min(1, omega P/Q). It is increasing,
-    concave and linear between the values of Q/P, so one sort of Q/P finds the segment and omega in closed form.
+    e(omega) = sum over Q > P of min(Q - P, (omega - 1) P) is the one-step TV of f = min(1, omega P/Q). It is
+    increasing, concave and linear between the values of Q/P, so one sort of Q/P gives omega in closed form.
 
     Args:
         p: [..., V] target probabilities.

@@ -7,12 +7,15 @@ e_i = sum [Q f - P]_+ is the one-step TV; omega_i <= 1 costs none.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ..core.component import register_to_config
 from ..core.law import RESIDUALS
+from ..kernels.verify_chain import Residual
 from .base import AcceptanceRule, check_choice
 from .budget import omega_for_budget
 
@@ -55,8 +58,8 @@ def omega_schedule(
 class CoolSDRule(AcceptanceRule):
     """Annealed relaxed acceptance with a metered drift.
 
-    Factors belong to positions counted from the start of the round and stay those of the nominal length when a draft is
-    cut short; behind the nominal length they are 1 ("uniform": delta). In trees they belong to depths.
+    Factors belong to positions counted from the start of the round and stay those of the nominal length when a draft
+    is cut short; behind the nominal length they are 1 ("uniform": delta). In trees they belong to depths.
 
     Args:
         schedule: "cool" (clamped at 1, default), "cool-paper", "front", "uniform" or "linear"; see `omega_schedule`.
@@ -66,6 +69,7 @@ class CoolSDRule(AcceptanceRule):
         eps: TV budget per tested position instead of a schedule: every row gets the largest omega >= 1 whose one-step
             TV is at most eps, so a round drifts by at most eps times its tested positions, whatever model and draft.
             0 is lossless. schedule, delta and nu are not used with it.
+        omega: explicit factors >= 0, first position first, instead of a schedule; behind them 1.
         omega_cap: largest factor: the plateau of "front" (4.0 if None) and, with eps, a limit on m/P per token.
         residual: "gstar" ([P - a]_+) or "band" (same TV, least KL, Hellinger and chi-square distance).
         ledger: "tv", or "hellinger" for the sharper bound at the cost of a second pass over the rows.
@@ -88,6 +92,7 @@ class CoolSDRule(AcceptanceRule):
         nu: float = 0.7,
         length: int = 5,
         eps: float | None = None,
+        omega: Sequence[float] | None = None,
         omega_cap: float | None = None,
         residual: str = "gstar",
         ledger: str = "tv",
@@ -105,12 +110,16 @@ class CoolSDRule(AcceptanceRule):
             raise ValueError(f"omega_cap must be above 1 (no relaxation), got {omega_cap!r}; write omega_cap=4.0")
         if eps is not None and not 0 <= eps <= 1:
             raise ValueError(f"eps is a total variation and must be in [0, 1], got {eps!r}; write eps=0.05")
+        if omega is not None and (eps is not None or not omega or not all(0 <= w < math.inf for w in omega)):
+            raise ValueError(f"omega takes finite factors >= 0 and no eps, got {omega!r}; write omega=[2.0, 1.5]")
         cap = 4.0 if omega_cap is None else float(omega_cap)
-        if eps is None and schedule == "front" and not 1 <= delta <= cap:
-            raise ValueError(f'schedule="front" needs 1 <= delta <= omega_cap={cap}, got delta={delta!r}; write delta=1.1')
-        self.schedule, self.delta, self.eps, self.omega_cap = schedule, delta, eps, omega_cap
-        self.residual, self.ledger = residual, ledger
-        self.omega = omega_schedule(schedule, length, delta, nu, cap)
+        if eps is None and omega is None and schedule == "front" and not 1 <= delta <= cap:
+            raise ValueError(f'schedule="front" needs 1 <= delta <= {cap} (its cap), got {delta!r}; write delta=1.1')
+        self.eps, self.omega_cap = eps, omega_cap
+        self.residual, self.ledger = cast(Residual, residual), ledger
+        factors = omega_schedule(schedule, length, delta, nu, cap) if omega is None else omega
+        self.omega = [float(factor) for factor in factors]
+        self.behind = float(delta) if omega is None and schedule == "uniform" else 1.0
         self.lossless = eps == 0 if eps is not None else max(self._factors(length + 1)) <= 1
         # Raising P(x) shrinks the others, which may tighten a row's budgeted omega faster than P(x) grows.
         self.monotone = eps is None
@@ -123,16 +132,15 @@ class CoolSDRule(AcceptanceRule):
         if self.eps is not None and not self.lossless:
             return None
         factors = [1.0] * length if self.lossless and self.eps is not None else self._factors(length)
-        return torch.tensor(factors), torch.zeros(length)
+        return torch.tensor(factors, dtype=torch.float64), torch.zeros(length)
 
     def accepted_mass(self, p: Tensor, q: Tensor, first: int = 0) -> Tensor:
         if self.eps is None or self.lossless:
             return super().accepted_mass(p, q, first)
-        omega = omega_for_budget(p, q, self.eps)
-        if self.omega_cap is not None:
-            omega = omega.clamp(max=self.omega_cap)
-        relaxed = torch.where(p > 0, omega[..., None] * p, 0.0)  # omega may be inf
-        return torch.minimum(q, relaxed)
+        # At most 1e30: then P = 0 stays rejected, and a P too small for a finite Q/P adds below 1e-8 to the drift.
+        largest = 1e30 if self.omega_cap is None else self.omega_cap
+        omega = omega_for_budget(p, q, self.eps).clamp(max=largest)
+        return torch.minimum(q, omega[..., None] * p)
 
     def bound(self, length: int) -> Tensor:
         """eps where a budget is set; else 1 - 1/omega: m <= omega P, and e <= min((omega - 1) s, 1 - s) with s the
@@ -140,8 +148,7 @@ class CoolSDRule(AcceptanceRule):
         if self.eps is not None:
             cap = math.inf if self.omega_cap is None else self.omega_cap
             return torch.full((length,), min(self.eps, 1 - 1 / cap))
-        return torch.tensor([max(0.0, 1 - 1 / value) for value in self._factors(length)])
+        return torch.tensor([1 - 1 / max(1.0, value) for value in self._factors(length)])
 
     def _factors(self, length: int) -> list[float]:
-        behind = self.delta if self.schedule == "uniform" else 1.0
-        return (self.omega + [behind] * max(0, length - len(self.omega)))[:length]
+        return (self.omega + [self.behind] * max(0, length - len(self.omega)))[:length]

@@ -39,7 +39,7 @@ class CoupledRule(AcceptanceRule):
         """Pr(draft = target = x) = 1 / sum_y max(P(y)/P(x), Q(y)/Q(x)), by one sort of P/Q."""
         order = torch.where(q > 0, p / q, torch.inf).argsort(dim=-1, stable=True)
         p_sorted, q_sorted = p.gather(-1, order), q.gather(-1, order)
-        # y before x in this order has the smaller P/Q, so Q(y)/Q(x) is the larger ratio; x and those behind count by P.
+        # y before x has the smaller P/Q, so Q(y)/Q(x) is the larger ratio; x and those behind it count by P.
         lower = q_sorted.cumsum(-1) - q_sorted
         upper = p_sorted.flip(-1).cumsum(-1).flip(-1)
         total = upper / p_sorted + lower / q_sorted

@@ -14,8 +14,8 @@ __all__ = ["EnsembleRule"]
 class EnsembleRule(AcceptanceRule):
     """Accept x with min(1, 1 - w + w P(x)/Q(x)); the law emitted at a draft position is w P + (1 - w) Q.
 
-    One-step TV is (1 - w) TV(P, Q). Unlike the omega rules it can emit a token of target probability 0 that the drafter
-    likes; use drafters with the target's own mask.
+    One-step TV is (1 - w) TV(P, Q). Unlike the omega rules it can emit a token of target probability 0 that the
+    drafter likes; use drafters with the target's own mask.
 
     Args:
         weight: w in [0, 1], the target's share; 1 is the exact rule.
@@ -45,7 +45,7 @@ class EnsembleRule(AcceptanceRule):
         return "exact-law" if self.lossless else "bounded-drift"
 
     def linear(self, length: int) -> tuple[Tensor, Tensor]:
-        scale = torch.full((length,), self.weight)
+        scale = torch.full((length,), self.weight, dtype=torch.float64)
         return scale, 1 - scale
 
     def bound(self, length: int) -> Tensor:

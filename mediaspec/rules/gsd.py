@@ -1,7 +1,7 @@
 """Grouped speculative decoding: accept by the probability ratio of a group of similar tokens (GSD, ICCV 2025).
 
-The group of x is the window of `group` ranks around it in the order of P, less the members whose probability or, with a
-codebook, whose vector is too far from that of x. x is accepted with min(1, P(group)/Q(group)).
+The group of x is the window of `group` ranks around it in the order of P, less the members whose probability or, with
+a codebook, whose vector is too far from that of x. x is accepted with min(1, P(group)/Q(group)).
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class GSDRule(AcceptanceRule):
         codebook = getattr(target, "codebook", None)
         if not isinstance(codebook, Tensor):
             raise ValueError(
-                f"distance_threshold needs the codebook that {type(target).__name__} does not show as `codebook`; call "
-                f"rule.set_codebook(vectors [V, D]) or write distance_threshold=None"
+                f"distance_threshold needs the codebook, and {type(target).__name__} does not show one as `codebook`; "
+                f"call rule.set_codebook(vectors [V, D]) or write distance_threshold=None"
             )
         self.set_codebook(codebook)
 
@@ -86,13 +86,13 @@ class GSDRule(AcceptanceRule):
         window_q = pad(sorted_q, (before, behind)).unfold(-1, self.group, 1)
         keep = (window_p - sorted_p[..., None]).abs() < self.p_threshold
         if self.distance_threshold is not None:
-            keep = keep & self._near(order, before, behind)
+            keep = keep & self._near(order, before, behind, self.distance_threshold)
         keep[..., before] = True
         total_p, total_q = (window_p * keep).sum(-1), (window_q * keep).sum(-1)
         ratio = torch.where(total_q > 0, total_p / total_q, 0.0).clamp(max=1)
         return torch.zeros_like(q).scatter(-1, order, sorted_q * ratio)
 
-    def _near(self, order: Tensor, before: int, behind: int) -> Tensor:
+    def _near(self, order: Tensor, before: int, behind: int, threshold: float) -> Tensor:
         """[..., V, G] bool: members whose vector is close to that of the window's centre, one offset at a time."""
         if self.codebook is None:
             raise ValueError("GSDRule has no codebook yet; call rule.set_codebook(vectors [V, D]) first")
@@ -104,5 +104,5 @@ class GSDRule(AcceptanceRule):
         near = []
         for offset in range(-before, behind + 1):
             member = vectors.index_select(-2, (rank + offset).clamp(0, length - 1))
-            near.append((member - vectors).square().sum(-1) < self.distance_threshold)
+            near.append((member - vectors).square().sum(-1) < threshold)
         return torch.stack(near, -1)

@@ -1,6 +1,6 @@
-"""LANTERN and LANTERN++: a token may borrow the target probability of its nearest codes (arXiv:2410.03355, 2502.06352).
+"""LANTERN and LANTERN++: a token may borrow the target probability of its nearest codes (arXiv:2410.03355).
 
-For a drafted x let c_j be the target mass of its j nearest codes by L2 distance of codebook vectors, x itself excluded.
+For a drafted x let c_j be the target mass of its j nearest codes by L2 distance of their vectors, x itself excluded.
 With j the most that keeps c_j within a budget, P_rel(x) = P(x) + c_j and x is accepted with min(1, P_rel(x)/Q(x)).
 LANTERN's budget is a constant delta, LANTERN++'s is (lam - 1) P(x). Rejections resample from Norm([P - a]_+), which is
 Norm([P - Q]_+) here because P_rel >= P: the residual of least TV, where released code has three others.
@@ -57,8 +57,8 @@ def relaxed_probability(p: Tensor, neighbours: Tensor, budget: Tensor) -> Tensor
 class LanternRule(AcceptanceRule):
     """Acceptance with the borrowed probability of neighbouring codes.
 
-    Needs the target's codebook: `prepare(target)` reads `target.codebook` ([V, D]), or call `set_codebook`. Metering the
-    drift takes the relaxed probability of the whole vocabulary, V * k gathers per row.
+    Needs the target's codebook: `prepare(target)` reads `target.codebook` ([V, D]), or call `set_codebook`. The drift
+    and the residual take the relaxed probability of the whole vocabulary, V * k gathers per row.
 
     Args:
         variant: "lantern" (budget delta) or "lantern++" (budget (lam - 1) P(x), hence m <= lam P).
@@ -90,7 +90,7 @@ class LanternRule(AcceptanceRule):
         if k < 1:
             raise ValueError(f"k must be at least 1 neighbour, got {k!r}; write k=10")
         if not 0 < delta <= 1:
-            raise ValueError(f'delta is a probability mass in (0, 1], got {delta!r}; for a factor use variant="lantern++"')
+            raise ValueError(f'delta is a probability mass in (0, 1], got {delta!r}; a factor is lam of "lantern++"')
         if not lam > 1:
             raise ValueError(f"lam must be above 1 (no relaxation), got {lam!r}; write lam=5.0")
         self.variant, self.k, self.delta, self.lam, self.ledger = variant, k, delta, lam, ledger
