@@ -57,7 +57,9 @@ class ClipScorer:
             raise ValueError(
                 f"{worst[:60]!r}... has {int(lengths.max())} tokens and {self.name} reads {limit}; shorten the prompt"
             )
-        return _unit(self.model.get_text_features(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]))
+        return _unit(
+            self.model.get_text_features(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
+        )
 
     def scores(self, images: Tensor, texts: Sequence[str]) -> Tensor:
         """CLIP score of every (picture, prompt) pair.
@@ -86,7 +88,7 @@ class ClipScorer:
 def _unit(output: Any) -> Tensor:
     """Unit rows of an embedding; transformers returns a tensor or an output object with `pooler_output`."""
     rows: Tensor = output if isinstance(output, Tensor) else output.pooler_output
-    return (rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)).float()
+    return torch.nn.functional.normalize(rows.float(), dim=1)
 
 
 def load_clip(name: str | Path | None = None) -> ClipScorer:
@@ -104,19 +106,20 @@ def load_clip(name: str | Path | None = None) -> ClipScorer:
 
     source = str(name if name is not None else CLIP_DEFAULT)
     try:
-        model = CLIPModel.from_pretrained(source, local_files_only=True).eval().requires_grad_(False)
+        model: Any = CLIPModel.from_pretrained(source, local_files_only=True)
+        model = model.eval().requires_grad_(False)
         processor = CLIPProcessor.from_pretrained(source, local_files_only=True)
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
-            f"no CLIP model {source!r} on this machine ({str(error).splitlines()[0]}); give a local folder with --weights, "
-            "or use --features efficientnet"
+            f"no CLIP model {source!r} on this machine ({str(error).splitlines()[0]}); give a local folder with "
+            "--weights, or use --features efficientnet"
         ) from error
     weights = _weights_file(source)
     return ClipScorer(model, processor, source, sha256_of(weights) if weights else "unknown")
 
 
 def _weights_file(source: str) -> Path | None:
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     for file in ("model.safetensors", "pytorch_model.bin"):
         try:

@@ -1,12 +1,12 @@
 """Drift of a set of pictures: the ledger's per-picture totals, averaged.
 
-A relaxed rule emits every token from a law at a known total-variation distance from the target's. With m the law of whole
-pictures and p the target's,
+A relaxed rule emits every token from a law at a known total-variation distance from the target's. With m the law of
+whole pictures and p the target's,
 
     TV(m, p) <= E_m [ sum_i TV_i ]                                       (arXiv:2601.09212; chain rule for couplings)
 
-and the ledger of one picture is one draw of the inner sum. So the mean over pictures estimates a bound on the distance of
-the two laws of whole pictures; above 1 it says nothing, since no two laws are further apart than 1.
+and the ledger of one picture is one draw of the inner sum. So the mean over pictures estimates a bound on the
+distance of the two laws of whole pictures; above 1 it says nothing, since no two laws are further apart than 1.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def drift_summary(per_image: Sequence[float], tokens_per_image: int) -> DriftSum
     """
     values = np.asarray(per_image, dtype=np.float64)
     if values.size == 0 or not np.isfinite(values).all() or (values < 0).any():
-        raise ValueError(f"drift of {values.size} pictures holds no, negative or non-finite values; give the ledger's totals")
+        raise ValueError(
+            f"drift of {values.size} pictures holds no, negative or non-finite values; give the ledger's totals"
+        )
     error = float(values.std(ddof=1) / np.sqrt(values.size)) if values.size > 1 else 0.0
     mean = float(values.mean())
     return DriftSummary(mean, error, float(values.max()), mean / tokens_per_image, min(1.0, mean))

@@ -1,4 +1,4 @@
-"""Picture features for distances: EfficientNet-Lite0 (in a registry package), InceptionV3 and CLIP where their weights are present.
+"""Picture features for distances: EfficientNet-Lite0 from its package, InceptionV3 and CLIP where weights are present.
 
 Every extractor says what it is: the name its Fréchet distance may bear, width, input side, resize filter and the
 SHA-256 of its weights. A distance on anything but InceptionV3's 2048 features is never called FID.
@@ -27,7 +27,8 @@ EXTRACTORS = ("efficientnet", "inception", "clip")
 
 EFFICIENTNET_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 EFFICIENTNET_SIDE = 128
-"""Input side. Lite0 was trained at 224; pictures of 64 pixels hold no more detail there, and 128 is three times faster."""
+"""Input side. Lite0 was trained at 224; pictures of 64 pixels hold no more detail there, and 128 is three times
+faster."""
 
 INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
 
@@ -111,7 +112,9 @@ def extract(extractor: FeatureExtractor, images: Tensor | Iterable[Tensor], batc
     with torch.inference_mode():
         for image in images:
             if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
-                raise ValueError(f"a picture is {image.dtype} {tuple(image.shape)}; give uint8 [3, H, W], RGB in 0..255")
+                raise ValueError(
+                    f"a picture is {image.dtype} {tuple(image.shape)}; give uint8 [3, H, W], RGB in 0..255"
+                )
             batch.append(image)
             if len(batch) == batch_size:
                 rows.append(extractor.run(torch.stack(batch)).float())
@@ -128,7 +131,8 @@ def load_extractor(name: str, weights: str | Path | None = None) -> FeatureExtra
 
     Args:
         name: "efficientnet", "inception" or "clip".
-        weights: inception: the weights file (default: torch hub's checkpoint folder). clip: a model folder or a name in
+        weights: inception: the weights file (default: torch hub's checkpoint folder). clip: a model folder or a name
+        in
             the local Hugging Face cache. efficientnet takes none.
 
     Raises:
@@ -203,8 +207,8 @@ def _inception(weights: str | Path | None) -> FeatureExtractor:
     path = Path(weights) if weights is not None else Path(torch.hub.get_dir()) / "checkpoints" / INCEPTION_FILE
     if not path.is_file():
         raise FileNotFoundError(
-            f"FID needs the InceptionV3 weights, and {path} does not exist; put {INCEPTION_FILE} (from the torch-fidelity "
-            "releases) there, give its path with --weights, or use --features efficientnet"
+            f"FID needs the InceptionV3 weights, and {path} does not exist; put {INCEPTION_FILE} (from the "
+            "torch-fidelity releases) there, give its path with --weights, or use --features efficientnet"
         )
     from torchmetrics.image.fid import NoTrainInceptionV3
 

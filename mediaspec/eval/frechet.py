@@ -25,7 +25,7 @@ from torch import Tensor
 __all__ = ["GRID", "Moments", "bootstrap_frechet", "frechet_distance", "frechet_gaussian", "half_floor", "on_grid"]
 
 GRID = 2.0**-12
-"""Step of the feature grid; the rounding error of 1.2e-4 is far below the spread of any feature in use (0.02 to 0.5)."""
+"""Step of the feature grid; the rounding error of 1.2e-4 is far below the spread of any feature in use."""
 
 
 def on_grid(features: Tensor) -> Tensor:
@@ -97,6 +97,7 @@ def _factor(covariance: Tensor) -> Tensor:
 
     Eigenvalues that rounding made negative count as zero; a clearly negative one is refused.
     """
+    lower: Tensor
     lower, info = torch.linalg.cholesky_ex(covariance)
     if int(info) == 0:
         return lower
@@ -106,7 +107,8 @@ def _factor(covariance: Tensor) -> Tensor:
             f"not a covariance: its smallest eigenvalue is {float(values[0]):.3g} (largest {float(values[-1]):.3g}); "
             "compute it from feature rows with Moments.of"
         )
-    return vectors * values.clamp_min(0).sqrt()
+    factor: Tensor = vectors * values.clamp_min(0).sqrt()
+    return factor
 
 
 def frechet_gaussian(mean_1: Tensor, covariance_1: Tensor, mean_2: Tensor, covariance_2: Tensor) -> float:
@@ -119,7 +121,8 @@ def frechet_gaussian(mean_1: Tensor, covariance_1: Tensor, mean_2: Tensor, covar
     Raises:
         ValueError: shapes differ, or a matrix is not positive semi-definite.
 
-    Source: arXiv:1706.08500, eq. 6. Example: `frechet_gaussian(zeros(1), eye(1), ones(1), 4 * eye(1))` is 1 + (2 - 1)^2 = 2.
+    Source: arXiv:1706.08500, eq. 6. Example: `frechet_gaussian(zeros(1), eye(1), ones(1), 4 * eye(1))` is 1 + (2 -
+    1)^2 = 2.
     """
     size = mean_1.numel()
     if mean_2.numel() != size or covariance_1.shape != (size, size) or covariance_2.shape != (size, size):
@@ -146,7 +149,8 @@ def bootstrap_frechet(first: Tensor, second: Tensor, rounds: int = 20, seed: int
     the values is biased upward (a resample has fewer distinct rows) and is not an estimate of the distance.
 
     Args:
-        first, second: [n_1, D], [n_2, D] feature rows. One round at n = 2,048, D = 1,280 takes about 1.5 s on one core.
+        first, second: [n_1, D], [n_2, D] feature rows. One round at n = 2,048, D = 1,280 takes about 1.5 s on one
+        core.
         rounds: number of resamples.
         seed: of the resampling.
 

@@ -1,8 +1,8 @@
 """Tables and the speed-drift plot from the JSON that `mediaspec bench` and `mediaspec eval` write.
 
-    mediaspec bench image --rules plain,exact,cool_sd --json > bench.json
-    mediaspec eval image --rules plain,exact,cool_sd --num-images 2048 --json > eval.json
-    mediaspec eval report bench.json eval.json
+mediaspec bench image --rules plain,exact,cool_sd --json > bench.json
+mediaspec eval image --rules plain,exact,cool_sd --num-images 2048 --json > eval.json
+mediaspec eval report bench.json eval.json
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ def eval_table(result: Row) -> str:
     names = {"concept_top1": "concept right", "all": "caption right", "recall_at_1": "R@1"}
     header = ["rule", str(result["features"]["title"]), "to plain", "half floor", "KID x 1000"]
     header += [names[m] for m in captions] + (["CLIP score"] if clip else []) + ["drift bound", "tokens per call"]
-    features = result["features"]
+    features, reference = result["features"], result["reference"]
     note = (
-        f"{result['num_images']} images per rule; reference: {result['reference']['what']} ({result['reference']['count']} "
-        f"images); features at {features['side']} px, {features['filter']}; ± is one bootstrap standard error."
+        f"{result['num_images']} images per rule; reference: {reference['what']} ({reference['count']} images); "
+        f"features at {features['side']} px, {features['filter']}; ± is one bootstrap standard error."
     )
     return markdown(header, cells) + "\n\n" + note
 
@@ -188,7 +188,13 @@ def plot_speed_drift(rows: Sequence[Row], path: str | Path, title: str = "") -> 
             label=kind if kind not in seen else None,
         )
         seen.add(kind)
-        axes.annotate(str(row["rule"]), (row["drift"], row["ratio_to_plain"]), xytext=(6, 4), textcoords="offset points", fontsize=8)
+        axes.annotate(
+            str(row["rule"]),
+            (row["drift"], row["ratio_to_plain"]),
+            xytext=(6, 4),
+            textcoords="offset points",
+            fontsize=8,
+        )
     axes.axhline(1.0, color="#bbbbbb", linewidth=0.8)
     positive = [row["drift"] for row in rows if row["drift"] > 0]
     if positive and max(positive) > 20 * min(positive):

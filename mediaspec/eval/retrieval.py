@@ -1,10 +1,10 @@
 """Text-image score of emoji-64: a small network reads the caption's attributes off a picture.
 
-The captions of emoji-64 are a closed grammar, so "does the picture show its caption" has an exact meaning: concept, second
-concept, style, background and size. The reader gives log-probabilities of each attribute; their sum is the caption's
-log-likelihood, which ranks any set of captions for a picture (retrieval), and its parts give plain accuracies. It is a
-classifier trained on rendered pictures, not CLIP, and is never called CLIP score. `labels.json` beside the weights states
-its own accuracy on rendered pictures that were not trained on: the ceiling of every figure.
+The captions of emoji-64 are a closed grammar, so "does the picture show its caption" has an exact meaning: concept,
+second concept, style, background and size. The reader gives log-probabilities of each attribute; their sum is the
+caption's log-likelihood, which ranks any set of captions for a picture (retrieval), and its parts give plain
+accuracies. It is a classifier trained on rendered pictures, not CLIP, and is never called CLIP score. `labels.json`
+beside the weights states its own accuracy on rendered pictures that were not trained on: the ceiling of every figure.
 
     caption = phrase [" on a " COLOUR " background"] [", " STYLE " style"]
     phrase  = article ["small " | "mirrored "] concept  |  article concept " beside " article concept
@@ -25,7 +25,16 @@ from torch import Tensor, nn
 
 from ..pipelines.keywords import nearest
 
-__all__ = ["ATTRIBUTES", "CaptionReader", "Reading", "ReaderNet", "Vocabulary", "caption_scores", "load_reader", "parse_caption"]
+__all__ = [
+    "ATTRIBUTES",
+    "CaptionReader",
+    "Reading",
+    "ReaderNet",
+    "Vocabulary",
+    "caption_scores",
+    "load_reader",
+    "parse_caption",
+]
 
 FOLDER = Path(__file__).resolve().parent.parent / "models" / "emoji64" / "retrieval"
 ATTRIBUTES = ("concept", "other", "style", "background", "size")
@@ -43,7 +52,9 @@ class Vocabulary:
     size: tuple[str, ...]
 
     @staticmethod
-    def of(concepts: Iterable[str], styles: Iterable[str], backgrounds: Iterable[str], sizes: Iterable[str]) -> Vocabulary:
+    def of(
+        concepts: Iterable[str], styles: Iterable[str], backgrounds: Iterable[str], sizes: Iterable[str]
+    ) -> Vocabulary:
         """The first style and background are those meant when a caption names none."""
         concepts = tuple(concepts)
         return Vocabulary(concepts, ("", *concepts), tuple(styles), tuple(backgrounds), tuple(sizes))
@@ -80,7 +91,9 @@ def parse_caption(text: str, vocabulary: Vocabulary) -> Reading:
     """
     match = _CAPTION.match(text.strip())
     if match is None:
-        raise ValueError(f"cannot read the caption {text!r}; write it as 'a red apple on a blue background, flat style'")
+        raise ValueError(
+            f"cannot read the caption {text!r}; write it as 'a red apple on a blue background, flat style'"
+        )
     background = match["background"] or vocabulary.background[0]
     style = match["style"] or vocabulary.style[0]
     size, other, phrase = "", "", match["phrase"]
@@ -93,9 +106,9 @@ def parse_caption(text: str, vocabulary: Vocabulary) -> Reading:
     concept, other = _noun(phrase, vocabulary), _noun(other, vocabulary) if other else ""
     reading = Reading(concept, other, style, background, size)
     for name in ATTRIBUTES:
-        allowed = getattr(vocabulary, name)
-        if getattr(reading, name) not in allowed:
-            raise ValueError(f"{text!r} has the {name} {getattr(reading, name)!r}; {nearest(getattr(reading, name), _few(allowed, getattr(reading, name)))}")
+        allowed, word = getattr(vocabulary, name), getattr(reading, name)
+        if word not in allowed:
+            raise ValueError(f"{text!r} has the {name} {word!r}; {nearest(word, _few(allowed, word))}")
     return reading
 
 
@@ -173,7 +186,7 @@ class CaptionReader:
             raise ValueError(
                 f"pictures are {images.dtype} {tuple(images.shape)}; the emoji-64 reader takes uint8 [n, 3, 64, 64]"
             )
-        parts = [self.net(chunk.float() / 127.5 - 1) for chunk in images.split(batch_size)]
+        parts = [self.net(chunk.float() / 127.5 - 1) for chunk in torch.split(images, batch_size)]
         return [F.log_softmax(torch.cat(column).float(), -1) for column in zip(*parts, strict=True)]
 
 
@@ -191,16 +204,22 @@ def load_reader(folder: str | Path | None = None) -> CaptionReader:
     root = Path(folder) if folder is not None else FOLDER
     for file in ("model.safetensors", "labels.json"):
         if not (root / file).is_file():
-            raise FileNotFoundError(f"{root / file} is missing; train the reader with tools/emoji64/train_retrieval.py")
+            raise FileNotFoundError(
+                f"{root / file} is missing; train the reader with tools/emoji64/train_retrieval.py"
+            )
     facts = json.loads((root / "labels.json").read_text())
     words = facts.pop("vocabulary")
     vocabulary = Vocabulary.of(words["concept"], words["style"], words["background"], words["size"])
     net = ReaderNet(vocabulary.sizes())
-    net.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in load_file(root / "model.safetensors").items()})
+    net.load_state_dict(
+        {k: v.float() if v.is_floating_point() else v for k, v in load_file(root / "model.safetensors").items()}
+    )
     return CaptionReader(net, vocabulary, facts)
 
 
-def caption_scores(reader: CaptionReader, images: Tensor, captions: Sequence[str], rounds: int = 200, seed: int = 0) -> dict[str, dict[str, float]]:
+def caption_scores(
+    reader: CaptionReader, images: Tensor, captions: Sequence[str], rounds: int = 200, seed: int = 0
+) -> dict[str, dict[str, float]]:
     """How well pictures show their captions.
 
     Args:
@@ -211,16 +230,18 @@ def caption_scores(reader: CaptionReader, images: Tensor, captions: Sequence[str
         seed: of the resampling and of the half split.
 
     Returns:
-        metric -> {"value", "error" (bootstrap standard error), "floor" (absolute difference between two random halves)}.
-        Metrics: concept_top1, concept_top5 (first object), pair_top1 (both objects, pairs only), style, background, size,
-        all (every attribute right), recall_at_1 and recall_at_5 (own caption among all distinct captions of the run, ties
-        count against it), caption_nats (mean log-likelihood). "pool" holds the number of distinct captions.
+        metric -> {"value", "error" (bootstrap standard error), "floor" (absolute difference of two random halves)}.
+        Metrics: concept_top1, concept_top5 (first object), pair_top1 (both objects, pairs only), style, background,
+        size, all (every attribute right), recall_at_1 and recall_at_5 (own caption among all distinct captions of the
+        run, ties count against it), caption_nats (mean log-likelihood). "pool" holds the number of distinct captions.
 
     Raises:
         ValueError: counts differ, or a caption is outside the grammar.
     """
     if len(images) != len(captions) or not len(captions):
-        raise ValueError(f"{len(images)} pictures and {len(captions)} captions; give one caption per picture, at least one")
+        raise ValueError(
+            f"{len(images)} pictures and {len(captions)} captions; give one caption per picture, at least one"
+        )
     readings = [parse_caption(text, reader.vocabulary) for text in captions]
     pool = sorted(set(readings), key=lambda r: (r.concept, r.other, r.style, r.background, r.size))
     place = {reading: i for i, reading in enumerate(pool)}

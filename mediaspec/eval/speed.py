@@ -1,9 +1,9 @@
 """Speed as a ratio: every rule timed in one process, round-robin within each repeat, median over the repeats.
 
-Machines drift (clocks, caches, neighbours) by more than the differences of interest, so rules are never timed one after
-the other. Repeat r gives the same prompts and seeds to every rule; a rule's ratio of that repeat is plain's seconds over
-its own, and the figure reported is the median of those ratios. A warm-up pass of every rule comes first. Whatever else
-used the processors meanwhile is measured too and reported beside the figures.
+Machines drift (clocks, caches, neighbours) by more than the differences of interest, so rules are never timed one
+after the other. Repeat r gives the same prompts and seeds to every rule; a rule's ratio of that repeat is plain's
+seconds over its own, and the figure reported is the median of those ratios. A warm-up pass of every rule comes first.
+Whatever else used the processors meanwhile is measured too and reported beside the figures.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Run:
         drift: mean accumulated TV bound per picture.
         guarantee: of the rule.
         split: seconds per phase, as the pipeline reports them.
+        settings: as resolved by the pipeline.
     """
 
     seconds: float
@@ -49,6 +50,7 @@ class Run:
     drift: float
     guarantee: str
     split: Mapping[str, float] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,6 @@ class Runner:
 
     label: str
     run: Callable[[Sequence[str], Sequence[int]], Run]
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def interleave(
@@ -86,7 +87,9 @@ def interleave(
         ValueError: no prompts, repeats or batch_size below 1, or a label used twice.
     """
     if repeats < 1 or batch_size < 1 or not prompts:
-        raise ValueError(f"repeats is {repeats}, batch_size {batch_size}, with {len(prompts)} prompts; give at least 1 of each")
+        raise ValueError(
+            f"repeats is {repeats}, batch_size {batch_size}, with {len(prompts)} prompts; give at least 1 of each"
+        )
     labels = [runner.label for runner in runners]
     if len(set(labels)) != len(labels):
         raise ValueError(f"labels {labels} are not distinct; list each rule once")
@@ -106,20 +109,17 @@ def interleave(
     return runs
 
 
-def summarise(
-    runs: Mapping[str, Sequence[Run]], settings: Mapping[str, Mapping[str, Any]], baseline: str = "plain"
-) -> list[dict[str, Any]]:
+def summarise(runs: Mapping[str, Sequence[Run]], baseline: str = "plain") -> list[dict[str, Any]]:
     """Rows of the speed table, in the order of `runs`.
 
     Args:
         runs: from `interleave`.
-        settings: per label, echoed in its row.
         baseline: label whose seconds are the numerator of the ratios.
 
     Returns:
         per rule: rule, ratio_to_plain (median) and its quartiles, tokens_per_call, drift, seconds (median) and its
-        interquartile range, seconds_per_image, target_calls (per call of the pipeline, mean), tokens_per_second, guarantee,
-        seconds_split (medians), settings.
+        interquartile range, tokens_per_second, target_calls (per call of the pipeline, mean), guarantee, seconds_split
+        (medians), overhead_share (of the decode loop, outside target and drafter), repeats, settings.
 
     Raises:
         ValueError: the baseline was not run.
@@ -143,12 +143,22 @@ def summarise(
                 "tokens_per_second": round(statistics.median(run.tokens / run.seconds for run in own), 2),
                 "target_calls": round(statistics.fmean(run.target_calls for run in own), 2),
                 "guarantee": own[0].guarantee,
-                "seconds_split": {p: round(statistics.median(run.split.get(p, 0.0) for run in own), 5) for p in phases},
+                "seconds_split": {
+                    p: round(statistics.median(run.split.get(p, 0.0) for run in own), 5) for p in phases
+                },
+                "overhead_share": _overhead(own),
                 "repeats": len(own),
-                "settings": dict(settings.get(label, {})),
+                "settings": dict(own[0].settings),
             }
         )
     return rows
+
+
+def _overhead(runs: Sequence[Run]) -> float | None:
+    """Median share of verify and commit in draft + target + verify + commit; None where phases are not reported."""
+    loop = [{name: run.split.get(name, 0.0) for name in ("draft", "target", "verify", "commit")} for run in runs]
+    shares = [(one["verify"] + one["commit"]) / sum(one.values()) for one in loop if sum(one.values()) > 0]
+    return round(statistics.median(shares), 4) if shares else None
 
 
 def _quartiles(values: Sequence[float]) -> tuple[float, float]:
@@ -187,8 +197,8 @@ class MachineWatch:
         out = []
         if self.foreign is not None and self.foreign > FOREIGN_LIMIT:
             out.append(
-                f"other processes used {self.foreign:.2f} cores during the timing; ratios are unreliable, stop them and "
-                "measure again"
+                f"other processes used {self.foreign:.2f} cores during the timing; ratios are unreliable, stop them "
+                "and measure again"
             )
         if self.steal is not None and self.steal > FOREIGN_LIMIT:
             out.append(f"the hypervisor took {self.steal:.2f} cores during the timing; ratios are unreliable")
@@ -223,7 +233,8 @@ def _machine_cpu() -> tuple[float, float] | None:
 
 
 def provenance(device: torch.device | str, dtype: torch.dtype | str, seed: int) -> dict[str, Any]:
-    """What must stand beside a measured number: versions, machine, threads, seed and, in a checkout, the git revision."""
+    """What must stand beside a measured number: versions, machine, threads, seed and, in a checkout, the git
+    revision."""
     versions = {"python": platform.python_version()}
     for package in ("mediaspec", "torch", "transformers", "diffusers", "triton"):
         try:
@@ -250,7 +261,11 @@ def provenance(device: torch.device | str, dtype: torch.dtype | str, seed: int) 
 
 def _processor() -> str:
     try:
-        names = [l.split(":", 1)[1].strip() for l in Path("/proc/cpuinfo").read_text().splitlines() if l.startswith("model name")]
+        names = [
+            l.split(":", 1)[1].strip()
+            for l in Path("/proc/cpuinfo").read_text().splitlines()
+            if l.startswith("model name")
+        ]
         return f"{names[0]}, {os.cpu_count()} cores" if names else f"{platform.machine()}, {os.cpu_count()} cores"
     except OSError:
         return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
@@ -261,9 +276,13 @@ def _git_revision() -> str | None:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(root), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
     try:
-        run = lambda *a: subprocess.run(["git", "-C", str(root), *a], capture_output=True, text=True, timeout=10, check=True)  # noqa: E731
-        revision = run("rev-parse", "--short=12", "HEAD").stdout.strip()
-        return revision + ("+" if run("status", "--porcelain", "--untracked-files=no").stdout.strip() else "")
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None

@@ -45,7 +45,9 @@ def test_efficientnet_says_what_it_is(efficientnet: FeatureExtractor) -> None:
 
 def test_rows_do_not_depend_on_the_batch(efficientnet: FeatureExtractor) -> None:
     x = pictures(5)
-    torch.testing.assert_close(extract(efficientnet, x, batch_size=1), extract(efficientnet, iter(x), batch_size=5), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        extract(efficientnet, x, batch_size=1), extract(efficientnet, iter(x), batch_size=5), rtol=1e-3, atol=1e-4
+    )
 
 
 def test_resize_keeps_flat_colour_and_the_same_size() -> None:
@@ -53,7 +55,7 @@ def test_resize_keeps_flat_colour_and_the_same_size() -> None:
     torch.testing.assert_close(resize(flat, 128), torch.full((1, 3, 128, 128), 200.0), rtol=0, atol=1e-3)
     x = pictures(1, 32)
     assert torch.equal(resize(x, 32), x.float())
-    assert 0 <= float(resize(x, 77).min()) and float(resize(x, 77).max()) <= 255
+    assert float(resize(x, 77).min()) >= 0 and float(resize(x, 77).max()) <= 255
 
 
 def test_extract_refuses_what_is_not_a_picture() -> None:
@@ -106,18 +108,21 @@ def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     config = transformers.CLIPConfig(
         text_config={
-            "vocab_size": 258, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-            "max_position_embeddings": 24, "eos_token_id": 257, "bos_token_id": 256, "pad_token_id": 257, "projection_dim": 8,
+            "vocab_size": 258, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "max_position_embeddings": 24, "eos_token_id": 257, "bos_token_id": 256,
+            "pad_token_id": 257, "projection_dim": 8,
         },
         vision_config={
-            "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32,
-            "patch_size": 16, "projection_dim": 8,
+            "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "image_size": 32, "patch_size": 16, "projection_dim": 8,
         },
         projection_dim=8,
     )  # fmt: skip
     torch.manual_seed(0)
     transformers.CLIPModel(config).save_pretrained(folder)
-    image_processor = transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    image_processor = transformers.CLIPImageProcessor(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+    )
     transformers.CLIPProcessor(image_processor=image_processor, tokenizer=tokenizer).save_pretrained(folder)
     return folder
 

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from mediaspec.eval.frechet import GRID, Moments, bootstrap_frechet, frechet_distance, frechet_gaussian, half_floor, on_grid
+from mediaspec.eval.frechet import (
+    GRID,
+    Moments,
+    bootstrap_frechet,
+    frechet_distance,
+    frechet_gaussian,
+    half_floor,
+    on_grid,
+)
 
 
 def covariance(size: int, seed: int, rank: int | None = None) -> torch.Tensor:
@@ -125,7 +133,8 @@ def test_bootstrap_spread_matches_fresh_samples() -> None:
     """The bootstrap standard error agrees within a factor of 1.6 with the spread over 40 independent pairs of sets."""
     size, n = 6, 400
     fresh = [
-        frechet_distance(Moments.of(rows(n, size, 100 + i)), Moments.of(rows(n, size, 500 + i, shift=0.4))) for i in range(40)
+        frechet_distance(Moments.of(rows(n, size, 100 + i)), Moments.of(rows(n, size, 500 + i, shift=0.4)))
+        for i in range(40)
     ]
     values = bootstrap_frechet(rows(n, size, 1), rows(n, size, 2, shift=0.4), rounds=60)
     assert 1 / 1.6 < values.std() / np.std(fresh) < 1.6
@@ -143,7 +152,8 @@ def test_half_floor_shrinks_with_the_number_of_rows() -> None:
 
 
 def test_grid_error_is_negligible() -> None:
-    """Features with a spread of 0.028 (EfficientNet-Lite0): rounding to the grid moves the distance by less than 0.1 %."""
+    """Features with a spread of 0.028 (EfficientNet-Lite0): rounding to the grid moves the distance by less than 0.1
+    %."""
     x, y = rows(500, 16, 1).double() * 0.028, rows(500, 16, 2, shift=0.5).double() * 0.028
     exact = frechet_gaussian(x.mean(0), torch.cov(x.T), y.mean(0), torch.cov(y.T))
     assert frechet_distance(Moments.of(x), Moments.of(y)) == pytest.approx(exact, rel=1e-3)

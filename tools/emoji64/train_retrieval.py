@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -26,12 +25,10 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[2])]
+from mediaspec.eval.retrieval import ATTRIBUTES, FOLDER, ReaderNet, Vocabulary
 
 from concepts import BACKGROUNDS, SIZES, STYLES, concepts  # isort: skip
 from render import Renderer, Spec, caption, sample_spec  # isort: skip
-
-from mediaspec.eval.retrieval import ATTRIBUTES, FOLDER, ReaderNet, Vocabulary
 
 TEST_PICTURES = 2048
 
@@ -117,12 +114,15 @@ def train(args: argparse.Namespace, renderer: Renderer) -> None:
             log.append({"step": step + 1, "loss": round(float(loss.detach()), 4), **accuracy})
             print(json.dumps({**log[-1], "seconds": round(time.time() - start, 1)}), flush=True)
             torch.save(
-                {"net": net.state_dict(), "optimiser": optimiser.state_dict(), "step": step + 1, "log": log}, args.checkpoint
+                {"net": net.state_dict(), "optimiser": optimiser.state_dict(), "step": step + 1, "log": log},
+                args.checkpoint,
             )
     write(net, words, args, log, evaluate(net, renderer, words))
 
 
-def write(net: ReaderNet, words: Vocabulary, args: argparse.Namespace, log: list[dict[str, float]], test: dict[str, float]) -> None:
+def write(
+    net: ReaderNet, words: Vocabulary, args: argparse.Namespace, log: list[dict[str, float]], test: dict[str, float]
+) -> None:
     """fp16 weights, and the vocabulary with the training record."""
     args.out.mkdir(parents=True, exist_ok=True)
     state = {k: v.half().contiguous() if v.is_floating_point() else v for k, v in net.state_dict().items()}
