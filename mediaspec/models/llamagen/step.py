@@ -1,7 +1,7 @@
-"""The inference form of a `LlamaGenGPT`: the same weights, as few operators as possible, keys and values in a `KVStore`.
+"""The inference form of a `LlamaGenGPT`: the same weights, few operators, keys and values in a `KVStore`.
 
-With few rows a layer costs reading its weights plus 2 to 5 microseconds per operator. Per layer there remain four matrix
-products (q|k|v and w1|w3 are one each) and about a dozen small operators:
+With few rows a layer costs reading its weights plus 2 to 5 microseconds per operator. Per layer there remain four
+matrix products (q|k|v and w1|w3 are one each) and about a dozen small operators:
 
     norm      the residual stream is a view of a buffer with one more column, which holds sqrt(eps * dim); so
               x / |buffer row| * sqrt(dim) is RMSNorm in one norm and one division (F.rms_norm runs six on the CPU)
@@ -32,9 +32,7 @@ __all__ = ["LlamaGenStep", "weights_version"]
 
 def weights_version(gpt: LlamaGenGPT) -> tuple[object, ...]:
     """Changes whenever a parameter is replaced, moved, cast or written in place. About 0.1 ms for 200 parameters."""
-    return tuple(
-        (p.data_ptr(), 0 if p.is_inference() else p._version, p.dtype, p.device) for p in gpt.parameters()
-    )
+    return tuple((p.data_ptr(), 0 if p.is_inference() else p._version, p.dtype, p.device) for p in gpt.parameters())
 
 
 class _Layer:
@@ -184,8 +182,10 @@ def _check(gpt: LlamaGenGPT) -> None:
     for name, parameter in gpt.named_parameters():
         if parameter.device.type == "meta":
             raise ValueError(
-                f"weight {name} is on the meta device (sequential offload or an unfinished load); this target needs its "
-                f"weights resident: use enable_model_cpu_offload() or load without device_map"
+                f"weight {name} is on the meta device (sequential offload or an unfinished load); this target needs "
+                f"its weights resident: use enable_model_cpu_offload() or load without device_map"
             )
         if not parameter.detach().isfinite().all():
-            raise ValueError(f"weight {name} holds NaN or infinite values; the checkpoint is damaged or overflowed in its dtype")
+            raise ValueError(
+                f"weight {name} holds NaN or infinite values; the checkpoint is damaged or overflowed in its dtype"
+            )
