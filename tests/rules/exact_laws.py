@@ -1,13 +1,14 @@
 """Exact enumeration of what rules emit, in float64, and the toy models of the reference cases.
 
-With h = sum_j j (x_j + 1) over the prefix and v = 1..V: target logits 1.2 sin(1.7 v + 0.9 h), draft logits the same plus
-0.8 cos(2.3 v + 0.5 h).
+With h = sum_j j (x_j + 1) over the prefix and v = 1..V: target logits 1.2 sin(1.7 v + 0.9 h), draft logits the same
+plus 0.8 cos(2.3 v + 0.5 h).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 
 import torch
 from torch import Tensor
@@ -95,19 +96,15 @@ def sequence_law(rule: AcceptanceRule, vocab: int, length: int, tokens: int) -> 
     root: dict[tuple[Prefix, int], float] = {((), 0): 1.0}
     ledger, rounds, hellinger = 0.0, 1.0, 0.0
     for t in range(tokens):
-        following: dict[tuple[Prefix, int], float] = {}
-        following_root: dict[tuple[Prefix, int], float] = {}
-
-        def add(key: tuple[Prefix, int], mass: float, weight: float) -> None:
-            following[key] = following.get(key, 0.0) + mass
-            following_root[key] = following_root.get(key, 0.0) + weight
-
+        following: Counter[tuple[Prefix, int]] = Counter()
+        following_root: Counter[tuple[Prefix, int]] = Counter()
         for (prefix, j), mass in state.items():
             p, q = toy_rows(prefix, vocab)
             weight = root[prefix, j]
             if j == length:
                 for x in range(vocab):
-                    add(((*prefix, x), 0), mass * float(p[x]), weight * float(p[x]))
+                    following[(*prefix, x), 0] += mass * float(p[x])
+                    following_root[(*prefix, x), 0] += weight * float(p[x])
                 rounds += mass if t + 1 < tokens else 0.0
                 continue
             one = step(rule, p, q, j)
@@ -116,10 +113,11 @@ def sequence_law(rule: AcceptanceRule, vocab: int, length: int, tokens: int) -> 
             for x in range(vocab):
                 taken, resampled, m = float(one["a"][x]), float(one["R"] * one["G"][x]), float(one["m"][x])
                 ratio = math.sqrt(float(p[x]) / m) if m > 0 else 0.0
-                add(((*prefix, x), j + 1), mass * taken, weight * taken * ratio)
-                add(((*prefix, x), 0), mass * resampled, weight * resampled * ratio)
+                for key, part in ((((*prefix, x), j + 1), taken), (((*prefix, x), 0), resampled)):
+                    following[key] += mass * part
+                    following_root[key] += weight * part * ratio
             rounds += mass * float(one["R"]) if t + 1 < tokens else 0.0
-        state, root = following, following_root
+        state, root = dict(following), dict(following_root)
     law: dict[Prefix, float] = {}
     for (prefix, _), mass in state.items():
         law[prefix] = law.get(prefix, 0.0) + mass

