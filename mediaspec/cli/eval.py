@@ -198,23 +198,23 @@ def evaluate(
         rows = _generate(out / label, label, wanted, texts, first_seed, batch_size, (rank, world))
         return PictureSet(out / label, rows)
 
+    base, what = None, "plain decoding of the same model, other seeds"
+    if reference is not None:
+        base = FeatureShard.load(reference) if reference.suffix == ".npz" else folder_features(reference, extractor)
+        what = str(reference)
+        refuse_few(len(base.ids), i_know)
     name = f"{features}.npz" if world == 1 else f"{features}.{rank}-of-{world}.npz"
     measured: dict[str, tuple[PictureSet, FeatureShard]] = {}
     for label, wanted in settings.items():
         found = pictures(slug(label), wanted, seed)
         measured[label] = (found, feature_file(found, out / f"{slug(label)}.{name}", extractor, {"rule": label}))
-    if reference is None:
+    if base is None:
         # 2^40 apart: no picture of the reference shares its random numbers with a measured one.
         found = pictures("reference", plain, seed + (1 << 40))
         base = feature_file(found, out / f"reference.{name}", extractor, {"rule": "plain"})
-        what = "plain decoding of the same model, other seeds"
-    else:
-        base = FeatureShard.load(reference) if reference.suffix == ".npz" else folder_features(reference, extractor)
-        what = str(reference)
-        refuse_few(len(base.ids), i_know)
     if world > 1:
-        paths = [str(out / f"{slug(label)}.{name}") for label in settings]
-        return {"shards": [*paths, *([] if reference is not None else [str(out / f"reference.{name}")])]}
+        folders = [slug(label) for label in settings] + ([] if reference is not None else ["reference"])
+        return {"shards": [str(out / f"{folder}.{name}") for folder in folders]}
     rows, resampled = [], {}
     for label, (found, features_) in measured.items():
         distances, resampled[label] = compare(features_, base, rounds=bootstrap, seed=seed)

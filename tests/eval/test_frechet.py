@@ -10,6 +10,7 @@ from mediaspec.eval.frechet import (
     bootstrap_frechet,
     frechet_distance,
     frechet_gaussian,
+    frechet_rows,
     half_floor,
     on_grid,
 )
@@ -78,6 +79,13 @@ def test_fewer_rows_than_features() -> None:
     moments = Moments.of(x)
     assert frechet_distance(moments, moments) < 1e-4
     assert frechet_distance(moments, Moments.of(x + 0.5)) == pytest.approx(64 * 0.25, rel=1e-5)
+
+
+@pytest.mark.parametrize("counts", [(12, 20), (20, 500), (500, 12), (300, 400)])
+def test_rows_and_moments_agree(counts: tuple[int, int]) -> None:
+    """Fewer rows than the 64 features on either side, or on none."""
+    x, y = rows(counts[0], 64, 1), rows(counts[1], 64, 2, shift=0.2)
+    assert frechet_rows(x, y) == pytest.approx(frechet_distance(Moments.of(x), Moments.of(y)), rel=1e-6)
 
 
 def test_an_indefinite_matrix_is_refused() -> None:
