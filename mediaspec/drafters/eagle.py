@@ -65,8 +65,8 @@ class EagleDrafter:
 
     Args:
         head: the trained network; it stays the saved component, this class only drives it.
-        dtype: what the head's matrices are kept in while drafting (torch.bfloat16 halves their traffic on CPUs with
-            bf16 instructions); None keeps the head's own dtype. It changes speed and acceptance, never the law.
+        dtype: what the head's matrices are kept in while drafting; None lets the head choose. It changes speed and
+            acceptance, never the emitted law.
 
     Raises:
         ValueError: from `check` or `begin`, where head and target do not fit.

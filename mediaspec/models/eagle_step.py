@@ -29,7 +29,9 @@ class EagleStep:
     Args:
         head: the trained head; its weights are read now, later changes are not seen.
         embeddings: [V, D], the target's embedding of every token.
-        dtype: what `PreparedLinear` keeps the matrices in; None is the head's own dtype.
+        dtype: what the matrices are kept and multiplied in. None: float16 numbers multiplied in float32 for a
+            float32 head on the CPU (a draft's law is whatever its tokens were drawn from, so rounding a weight by
+            2^-11 costs nothing but a little agreement, and it halves the memory traffic), else the head's dtype.
 
     Raises:
         ValueError: the embedding table does not fit the head.
@@ -49,20 +51,24 @@ class EagleStep:
         self.floor = torch.tensor(math.sqrt(size * self.eps), device=device)
         gain = math.sqrt(size) if self.direct else 1.0
         kept = dtype if dtype is not None else self.dtype
+        rounded = dtype is None and self.direct and device.type == "cpu"
+
+        def prepared(weight: Tensor) -> PreparedLinear:
+            return PreparedLinear((weight.half() if rounded else weight).to(self.dtype), kept)
 
         def folded(norm: nn.RMSNorm, *weights: Tensor) -> PreparedLinear:
-            return PreparedLinear((torch.cat(weights).float() * (norm.weight.float() * gain)).to(self.dtype), kept)
+            return prepared(torch.cat(weights).float() * (norm.weight.float() * gain))
 
         with torch.no_grad():
             by_token, by_hidden = head.fc.weight.split(size, dim=1)
             self.table = F.linear(head.embed_norm(embeddings.to(self.dtype)), by_token)
             self.enter = folded(head.hidden_norm, by_hidden)
             self.wqkv = folded(head.attention_norm, head.wqkv.weight)
-            self.wo = PreparedLinear(head.wo.weight.detach(), kept)
+            self.wo = prepared(head.wo.weight)
             self.w13 = folded(head.ffn_norm, head.w1.weight, head.w3.weight)
-            self.w2 = PreparedLinear(head.w2.weight.detach(), kept)
+            self.w2 = prepared(head.w2.weight)
             self.out_scale = head.out_scale.detach()
-            scale = float(head.logit_scale)
+            scale = float(head.logit_scale.detach())
         self.logit_scale = None if scale == 1.0 else scale
         cos, sin = head.rotary(config.max_positions)
         self.rotation = torch.complex(cos, sin)[:, None, None]
@@ -93,7 +99,7 @@ class EagleStep:
         qk = torch.view_as_real(pairs * turn).flatten(-2).to(self.dtype)
         keys, values = store.write(0, slots, qk[:, :, 1].transpose(1, 2), qkv[:, :, 2].transpose(1, 2))
         seen = F.scaled_dot_product_attention(qk[:, :, 0].transpose(1, 2), keys, values, slots.mask)
-        x = x + self.wo(seen.transpose(1, 2).reshape(rows, count, -1))
+        x = x + self.wo(seen.transpose(1, 2).reshape(rows, count, self.heads * self.head_dim))
         gate, up = self.w13(self._unit(x)).chunk(2, dim=-1)
         x = x + self.w2(F.silu(gate) * up)
         return torch.addcmul(hidden, x, self.out_scale)

@@ -1,0 +1,95 @@
+"""The suite catches drafters broken in one place each (right ones pass it in tests/drafters)."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mediaspec.core.types import Draft
+from mediaspec.drafters import EagleDrafter, JacobiDrafter, ModelDrafter
+from mediaspec.testing.check_drafter import check_drafter
+from tests.drafters.heads import toy_condition, toy_head
+from tests.toy import ToyTarget
+
+TARGET = ToyTarget(vocab_size=7, num_tokens=9)
+
+
+class Sharpened(ModelDrafter):
+    """States a sharper law than it draws from."""
+
+    def propose(self, state, budget, tree=None):
+        draft = super().propose(state, budget, tree)
+        return draft if draft.logp is None else replace(draft, logp=(1.3 * draft.logp).log_softmax(-1))
+
+
+class DeepLie(ModelDrafter):
+    """States the first row's law at every position."""
+
+    def propose(self, state, budget, tree=None):
+        draft = super().propose(state, budget, tree)
+        if draft.logp is None:
+            return draft
+        law = torch.logaddexp(draft.logp[:, :1].expand_as(draft.logp), draft.logp - 3).log_softmax(-1)
+        return replace(draft, logp=torch.cat([draft.logp[:, :1], law[:, 1:]], 1))
+
+
+class RaggedCache(EagleDrafter):
+    """Forgets that rows have different lengths."""
+
+    def observe(self, state, draft, verdict, output):
+        host = state.host_lengths
+        super().observe(replace(state, host_lengths=host[:1] * len(host)), draft, verdict, output)
+
+
+class Scribbling(JacobiDrafter):
+    """Writes to the state."""
+
+    def propose(self, state, budget, tree=None):
+        state.tokens[:, 0] += 1
+        return super().propose(state, budget, tree)
+
+
+class Short(JacobiDrafter):
+    """Drafts fewer columns instead of shorter lengths."""
+
+    def propose(self, state, budget, tree=None):
+        draft = super().propose(state, budget, tree)
+        logp = draft.logp[:, :1] if draft.logp is not None else None
+        return Draft(draft.tokens[:, :1], draft.lengths.clamp(max=1), logp)
+
+
+class Impure(JacobiDrafter):
+    """Draws with numbers of its own."""
+
+    count = 0
+
+    def propose(self, state, budget, tree=None):
+        draft = super().propose(state, budget, tree)
+        Impure.count += 1
+        tokens = (draft.tokens + Impure.count) % state.target.vocab_size
+        law = torch.nn.functional.one_hot(tokens, state.target.vocab_size).float().log()
+        return replace(draft, tokens=tokens, logp=None if draft.logp is None else law)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Sharpened(ToyTarget(7, 9, gap=0.8)), "must be the law the token was drawn from"),
+        (lambda: DeepLie(ToyTarget(7, 9, gap=0.8)), "must be the law the token was drawn from"),
+        (lambda: RaggedCache(toy_head(TARGET)), "in a batch of 5"),
+        (lambda: Scribbling(window=3), "wrote to the state"),
+        (lambda: Short(window=3), "instead of int64"),
+        (lambda: Impure(window=3), "two equal runs|alone differs"),
+    ],
+)
+def test_broken_drafters_fail(make, message):
+    with pytest.raises(AssertionError, match=message):
+        check_drafter(make, TARGET, toy_condition(1), budgets=(4,), rows=512)
+
+
+def test_unknown_needs_are_refused():
+    class Curious(JacobiDrafter):
+        needs = frozenset({"weather"})
+
+    with pytest.raises(AssertionError, match="weather"):
+        check_drafter(lambda: Curious(), TARGET, toy_condition(1))
