@@ -1,6 +1,6 @@
 """The word-level tokenizer of emoji-64's captions and the lists of training and held-out prompts.
 
-    python tools/emoji64/captions.py --out emoji64-run
+python tools/emoji64/captions.py --out emoji64-run
 """
 
 from __future__ import annotations

@@ -99,7 +99,10 @@ class Log:
     def __call__(self, **values: Any) -> None:
         if self.rank:
             return
-        line = json.dumps({"time": round(time.time(), 1)} | {k: round(v, 5) if isinstance(v, float) else v for k, v in values.items()})
+        line = json.dumps(
+            {"time": round(time.time(), 1)}
+            | {k: round(v, 5) if isinstance(v, float) else v for k, v in values.items()}
+        )
         with self.path.open("a") as f:
             f.write(line + "\n")
         print(line, flush=True)

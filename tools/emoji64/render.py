@@ -108,7 +108,9 @@ class Renderer:
 
     def __init__(self, data: str | Path) -> None:
         self.names = concepts()
-        self.sets = {s: json.loads((Path(data) / PACKAGES[s] / "package" / "icons.json").read_text()) for s in STYLES.values()}
+        self.sets = {
+            s: json.loads((Path(data) / PACKAGES[s] / "package" / "icons.json").read_text()) for s in STYLES.values()
+        }
         self._icons: dict[tuple[str, str, int], np.ndarray] = {}
 
     def icon(self, concept: str, style: str, side: int) -> np.ndarray:
@@ -128,7 +130,8 @@ class Renderer:
             w, h = v.get("width", icons.get("width", 16)), v.get("height", icons.get("height", 16))
             svg = (
                 '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-                f'viewBox="{v.get("left", 0)} {v.get("top", 0)} {w} {h}" width="{side}" height="{side}">{v["body"]}</svg>'
+                f'viewBox="{v.get("left", 0)} {v.get("top", 0)} {w} {h}" width="{side}" height="{side}">'
+                f"{v['body']}</svg>"
             )
             png = bytes(resvg_py.svg_to_bytes(svg_string=svg, width=side, skip_system_fonts=True))
             pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGBA").resize((side, side)), np.float32) / 255

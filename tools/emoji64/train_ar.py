@@ -5,7 +5,7 @@ output matrices at zero, so the function does not jump; most of the learning is 
 full depth. Hidden matrices use Muon, everything else AdamW. The schedule follows the wall clock and reaches zero at
 the end of ``--minutes`` whatever the speed.
 
-    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 tools/emoji64/train_ar.py --data emoji64-data --out emoji64-run --minutes 70
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 tools/emoji64/train_ar.py --data emoji64-data --out emoji64-run
 """
 
 from __future__ import annotations
@@ -130,9 +130,12 @@ def block(
 class Trainer:
     """Models, optimisers and growth. Matrices reach the layers as bf16 copies of fp32 parameters."""
 
+    block = staticmethod(block)
+
     def __init__(self, depth: int, vocabulary: int, compiled: bool) -> None:
         self.gpt, self.text = build_gpt(depth), build_text_encoder(vocabulary)
-        self.block = torch.compile(block, dynamic=False) if compiled else block
+        if compiled:
+            self.block = torch.compile(block, dynamic=False)
         self.optimisers()
 
     def optimisers(self) -> None:
@@ -170,14 +173,8 @@ class Trainer:
     def features(self, ids: Tensor, mask: Tensor) -> Tensor:
         return self.text(input_ids=ids, attention_mask=mask).last_hidden_state
 
-    def loss(self, tokens: Tensor, ids: Tensor, mask: Tensor, drop: Tensor) -> Tensor:
-        """Mean cross-entropy per image token.
-
-        Args:
-            tokens: [B, 256] int64.
-            ids, mask: [B, 16] caption tokens and their validity.
-            drop: [B] bool, rows trained without condition.
-        """
+    def run(self, tokens: Tensor, ids: Tensor, mask: Tensor, drop: Tensor) -> Tensor:
+        """Output of the last layer [B, 16 + 256, WIDTH] before the final norm; arguments as for `loss`."""
         gpt = self.gpt
         h = torch.cat([gpt.embed_condition(self.features(ids, mask), mask, drop), gpt.tok_embeddings(tokens)], 1)
         cos, sin = (t[: h.shape[1]] for t in gpt.rope_table())
@@ -187,8 +184,28 @@ class Trainer:
             a, f = layer.attention, layer.feed_forward
             matrices = [w.weight.bfloat16() for w in (a.wqkv, a.wo, f.w1, f.w3, f.w2)]
             h = self.block(
-                h, cos, sin, bias, layer.attention_norm.weight, matrices[0], matrices[1], layer.ffn_norm.weight, *matrices[2:]
+                h,
+                cos,
+                sin,
+                bias,
+                layer.attention_norm.weight,
+                matrices[0],
+                matrices[1],
+                layer.ffn_norm.weight,
+                *matrices[2:],
             )
+        return h
+
+    def loss(self, tokens: Tensor, ids: Tensor, mask: Tensor, drop: Tensor) -> Tensor:
+        """Mean cross-entropy per image token.
+
+        Args:
+            tokens: [B, 256] int64.
+            ids, mask: [B, 16] caption tokens and their validity.
+            drop: [B] bool, rows trained without condition.
+        """
+        h = self.run(tokens, ids, mask, drop)
+        gpt = self.gpt
         h = gpt.norm(h[:, MAX_LENGTH - 1 : -1]).bfloat16()  # the last token is run for even shapes only
         logits = F.linear(h, gpt.output.weight.bfloat16())
         return CrossEntropy.apply(logits.flatten(0, 1), tokens.flatten())
@@ -231,7 +248,9 @@ class Examples:
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=False):
             for start in range(0, len(drawings), 64):
                 x = np.stack([renderer.draw(s) for s in drawings[start : start + 64]])
-                codes.append(vq.encode(torch.from_numpy(x).permute(0, 3, 1, 2).float() / 127.5 - 1)[1].flatten(1).short())
+                codes.append(
+                    vq.encode(torch.from_numpy(x).permute(0, 3, 1, 2).float() / 127.5 - 1)[1].flatten(1).short()
+                )
         self.codes = torch.cat(codes)
         self.captions = [caption(s) for s in specs]
         self.ids = self._encode(tokenizer, self.captions)
@@ -262,7 +281,14 @@ def evaluate(trainer: Trainer, examples: Examples, count: int, batch: int) -> fl
 
 
 @torch.no_grad()
-def draw(trainer: Trainer, vq: LlamaGenVQ, tokenizer: PreTrainedTokenizerFast, texts: tuple[str, ...], scale: float, seed: int) -> list[np.ndarray]:
+def draw(
+    trainer: Trainer,
+    vq: LlamaGenVQ,
+    tokenizer: PreTrainedTokenizerFast,
+    texts: tuple[str, ...],
+    scale: float,
+    seed: int,
+) -> list[np.ndarray]:
     """Pictures [64, 64, 3] uint8 for captions, by plain guided sampling at temperature 1 with a key-value cache."""
     gpt, b = trainer.gpt, len(texts)
     enc = tokenizer(list(texts), padding="max_length", max_length=MAX_LENGTH, return_tensors="pt")
@@ -280,9 +306,13 @@ def draw(trainer: Trainer, vq: LlamaGenVQ, tokenizer: PreTrainedTokenizerFast, t
         n = h.shape[1]
         visible = attention_mask(mask2, at, n)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, at: int = at, n: int = n, visible: Tensor = visible) -> Tensor:
+        def attend(
+            layer: int, q: Tensor, k: Tensor, v: Tensor, at: int = at, n: int = n, visible: Tensor = visible
+        ) -> Tensor:
             cache[layer, 0, :, :, at : at + n], cache[layer, 1, :, :, at : at + n] = k, v
-            return F.scaled_dot_product_attention(q, cache[layer, 0, :, :, : at + n], cache[layer, 1, :, :, : at + n], visible)
+            return F.scaled_dot_product_attention(
+                q, cache[layer, 0, :, :, : at + n], cache[layer, 1, :, :, : at + n], visible
+            )
 
         logits = gpt.head(gpt.run_layers(h, cos[at : at + n], sin[at : at + n], attend)[:, -1])
         at += n
@@ -393,25 +423,52 @@ def main() -> None:
         value = float(loss.detach())
         running = 0.95 * running + 0.05 * value if running else value
         if step % 25 == 0:
-            log(step=step, minutes=seconds / 60, loss=running, lr=factor, depth=len(trainer.gpt.layers), images_per_s=done / (time.time() - since))
+            log(
+                step=step,
+                minutes=seconds / 60,
+                loss=running,
+                lr=factor,
+                depth=len(trainer.gpt.layers),
+                images_per_s=done / (time.time() - since),
+            )
             since, done = time.time(), 0
         if rank == 0 and time.time() - saved > 180:
             saved = time.time()
-            save_checkpoint(path, dict(gpt=trainer.gpt.state_dict(), text=trainer.text.state_dict(), adam=trainer.adam.state_dict(),
-                                       muon=trainer.muon.buffers, step=step, seconds=seconds, depth=len(trainer.gpt.layers)))
+            save_checkpoint(
+                path,
+                dict(
+                    gpt=trainer.gpt.state_dict(),
+                    text=trainer.text.state_dict(),
+                    adam=trainer.adam.state_dict(),
+                    muon=trainer.muon.buffers,
+                    step=step,
+                    seconds=seconds,
+                    depth=len(trainer.gpt.layers),
+                ),
+            )
         if rank == 0 and time.time() - shown > 60 * args.sheet_minutes:
             shown = time.time()
-            log(step=step, held_out_loss=evaluate(trainer, held, 96, args.batch), train_loss=evaluate(trainer, train, 96, args.batch))
+            log(
+                step=step,
+                held_out_loss=evaluate(trainer, held, 96, args.batch),
+                train_loss=evaluate(trainer, train, 96, args.batch),
+            )
             sheet(draw(trainer, vq, tokenizer, SHOWN, 3.0, 0), 6, 2).save(args.out / f"ar-{step:06d}.png")
             export(trainer, vq, tokenizer, args.out / "export")
             since, done = time.time(), 0
     if rank == 0:
-        for at, depth in growth:
+        for _, depth in growth:
             if len(trainer.gpt.layers) < depth:
                 trainer.grow(depth)
-        save_checkpoint(args.out / "ar-final.pt", dict(gpt=trainer.gpt.state_dict(), text=trainer.text.state_dict(), step=step))
+        save_checkpoint(
+            args.out / "ar-final.pt", dict(gpt=trainer.gpt.state_dict(), text=trainer.text.state_dict(), step=step)
+        )
         export(trainer, vq, tokenizer, args.out / "export")
-        log(step=step, held_out_loss=evaluate(trainer, held, 192, args.batch), train_loss=evaluate(trainer, train, 192, args.batch))
+        log(
+            step=step,
+            held_out_loss=evaluate(trainer, held, 192, args.batch),
+            train_loss=evaluate(trainer, train, 192, args.batch),
+        )
         sheet(draw(trainer, vq, tokenizer, SHOWN, 3.0, 0), 6, 2).save(args.out / f"ar-{step:06d}.png")
         log(event="end", step=step)
 

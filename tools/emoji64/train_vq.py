@@ -4,7 +4,7 @@ First a plain auto-encoder on the unit sphere, then a k-means codebook, then str
 exponential moving average codebook and restarts of unused codes. ``--stage decoder`` polishes the decoder alone
 (the codes of a picture stay what they were, so nothing trained on them changes).
 
-    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 tools/emoji64/train_vq.py --data emoji64-data --out emoji64-run --minutes 25
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 tools/emoji64/train_vq.py --data emoji64-data --out emoji64-run
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from render import Renderer, sample, sheet  # noqa: E402
 
 from mediaspec.models.llamagen.vq import LlamaGenVQ, LlamaGenVQConfig  # noqa: E402
 
-CONFIG = dict(ch=16, ch_mult=(1, 2, 4), num_res_blocks=1, z_channels=64, codebook_size=1024, codebook_embed_dim=8, norm_groups=4)
+CONFIG = dict(
+    ch=16, ch_mult=(1, 2, 4), num_res_blocks=1, z_channels=64, codebook_size=1024, codebook_embed_dim=8, norm_groups=4
+)
 COMMITMENT = 0.1
 L1 = 0.05
 EMA = 0.98
@@ -134,7 +136,13 @@ def main() -> None:
     generator = torch.Generator().manual_seed(args.seed + step)
     began = saved = time.time()
     running = 0.0
-    log(event="start", stage=args.stage, parameters=sum(p.numel() for p in vq.parameters()), world=world, batch=args.batch)
+    log(
+        event="start",
+        stage=args.stage,
+        parameters=sum(p.numel() for p in vq.parameters()),
+        world=world,
+        batch=args.batch,
+    )
     while True:
         seconds = agree(used_seconds + time.time() - began, world)
         progress = seconds / (60 * args.minutes)
@@ -142,7 +150,9 @@ def main() -> None:
             break
         if not quantised and seconds > 60 * args.plain_minutes:
             with torch.no_grad():
-                z = torch.cat([rows(features(vq, pictures(renderer, i * 32, 32, args.seed + 7, "train"))) for i in range(8)])
+                z = torch.cat(
+                    [rows(features(vq, pictures(renderer, i * 32, 32, args.seed + 7, "train"))) for i in range(8)]
+                )
                 codebook.copy_(kmeans(z.unique(dim=0), len(codebook), 8, generator))
                 if world > 1:
                     dist.broadcast(codebook, 0)
@@ -195,8 +205,19 @@ def main() -> None:
         if time.time() - saved > 120 and rank == 0:
             saved = time.time()
             store(args.out, vq, held, quantised, log, step, args.stage)
-            save_checkpoint(path, dict(model=vq.state_dict(), optimizer=optimizer.state_dict(), sums=sums, counts=counts,
-                                       average=average_model, step=step, seconds=seconds, quantised=quantised))
+            save_checkpoint(
+                path,
+                dict(
+                    model=vq.state_dict(),
+                    optimizer=optimizer.state_dict(),
+                    sums=sums,
+                    counts=counts,
+                    average=average_model,
+                    step=step,
+                    seconds=seconds,
+                    quantised=quantised,
+                ),
+            )
     if average_model:
         vq.load_state_dict(average_model, strict=False)
     if rank == 0:
