@@ -24,6 +24,7 @@ app = typer.Typer(
 app.add_typer(generate.app, name="generate")
 app.add_typer(bench.app, name="bench")
 app.add_typer(eval.app, name="eval")
+app.command(name="demo")(demo.demo)
 app.command(name="doctor")(doctor.doctor)
 app.command(name="demo")(demo.demo)
 

@@ -1,4 +1,4 @@
-"""How commands fail: one line on stderr and exit code 2 for wrong input, never a traceback for what the user can mend."""
+"""How commands fail: one line on stderr and exit code 2 for wrong input, never a traceback the user can mend."""
 
 from __future__ import annotations
 

@@ -35,16 +35,14 @@ def image(
         Path | None,
         typer.Option("--prompts", help="Captions from a file: text, one a line, or JSON lines with prompt, id, seed."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the pictures; run again to go on after an interruption.")] = Path(
-        "out"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder of the pictures; run again to go on.")] = Path("out"),
     seed: Annotated[int | None, typer.Option(help="Seed of picture 0; picture k gets seed + k. Default 0.")] = None,
     num_images: Annotated[int | None, typer.Option(help="Pictures per prompt. Default 1.")] = None,
     rule: Annotated[
         str | None, typer.Option(help="plain, exact, coupled, cool_sd, lantern++, ...; also cool_sd:delta=1.1.")
     ] = None,
     delta: Annotated[float | None, typer.Option(help="Relaxation of cool_sd (implies --rule cool_sd).")] = None,
-    eps: Annotated[float | None, typer.Option(help="Drift allowed per step instead of delta (implies cool_sd).")] = None,
+    eps: Annotated[float | None, typer.Option(help="Drift allowed per step, instead of delta.")] = None,
     drafter: Annotated[str | None, typer.Option(help="eagle, model, jacobi, none; default: the saved one.")] = None,
     num_draft_tokens: Annotated[int | None, typer.Option(help="Tokens drafted per round; 0 switches it off.")] = None,
     tree: Annotated[str | None, typer.Option(help="Draft tree as widths, e.g. 3,2,1.")] = None,
@@ -53,13 +51,13 @@ def image(
     top_k: Annotated[int | None, typer.Option(help="0 keeps all tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="1 keeps all tokens.")] = None,
     negative_prompt: Annotated[str | None, typer.Option(help="Text of the unconditional branch.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Pictures decoded together; changes no picture. Default 8.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Pictures decoded together. Default 8.")] = None,
     model: Annotated[str | None, typer.Option(help="Embedded name, folder or repository. Default emoji-64.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default float32.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; default: cuda where there is one.")] = None,
-    config: Annotated[str | None, typer.Option(help="YAML file, or the name of a packaged preset, with defaults.")] = None,
+    config: Annotated[str | None, typer.Option(help="YAML file with defaults, or a packaged preset.")] = None,
     shard: Annotated[str | None, typer.Option(help="i/n: this is worker i of n and takes every n-th picture.")] = None,
-    trace: Annotated[bool, typer.Option("--trace", help="Also draw how every token came about, in OUT/trace.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Also draw how tokens came about, in OUT/trace.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON object.")] = False,
 ) -> None:
     """Generate pictures of PROMPTS into OUT.
@@ -73,7 +71,8 @@ def image(
         "batch_size": batch_size, "dtype": dtype, "device": device,
     }  # fmt: skip
     with plain_errors("Run the same command again to go on."):
-        values = {**DEFAULTS, **(read_config(config) if config else {}), **{k: v for k, v in given.items() if v is not None}}
+        options = {name: value for name, value in given.items() if value is not None}
+        values = {**DEFAULTS, **(read_config(config) if config else {}), **options}
         run(read_prompts(prompts, prompt_file), out, values, shard=parse_shard(shard), trace=trace, as_json=as_json)
 
 
@@ -118,8 +117,10 @@ def run(
         f"{report['target_calls']} target calls = {report['tokens_per_call']:.2f} per call; "
         f"{report['tokens_per_second']:.1f} tokens/s"
     )
-    typer.echo(f"guarantee {report['guarantee']}; drift from the model's own law at most {report['drift']:.4g} per picture "
-               f"on average, {report['drift_max']:.4g} at worst")  # fmt: skip
+    typer.echo(
+        f"guarantee {report['guarantee']}; drift from the model's own law at most {report['drift']:.4g} per picture "
+        f"on average, {report['drift_max']:.4g} at worst"
+    )
 
 
 def summary(result: Any, out: Path) -> dict[str, Any]:
@@ -224,7 +225,9 @@ def read_prompts(prompts: list[str] | None, path: Path | None) -> list[str | dic
         except ValueError as error:
             raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
         if not isinstance(entry, (str, dict)):
-            raise ValueError(f"{path}, line {number}: write a string or an object with prompt, id, seed, negative_prompt")
+            raise ValueError(
+                f"{path}, line {number}: write a string or an object with prompt, id, seed, negative_prompt"
+            )
         found.append(entry)
     if not found:
         raise ValueError(f"{path} holds no prompts")

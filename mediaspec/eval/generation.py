@@ -1,7 +1,7 @@
 """Makes the pictures of a manifest: a resumable run over fixed batches.
 
 Batches are cut from the worker's list before anything is looked up, so a resumed run decodes the very batches an
-undisturbed one does; a batch with an unfinished picture is decoded whole, and finished pictures are never written again.
+undisturbed one does; a batch with an unfinished picture is decoded whole, finished pictures are never written again.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class Generation:
     Args:
         rows: manifest rows of all requested pictures of this worker, in order.
         made: how many of them this run made; the others were there.
-        tokens: image tokens of the pictures made; seconds: wall-clock time of their pipeline calls (no loading, no files).
+        tokens: image tokens of the pictures made.
+        seconds: wall-clock time of their pipeline calls, without loading and files.
         phases: seconds by phase, summed over the calls.
     """
 
@@ -188,7 +189,7 @@ def generate_images(
     seconds, phases = 0.0, dict[str, float]()
     with Manifest(out, settings.record(), versions(), shard) as manifest:
         todo = {item.id for item in manifest.pending(items, TRACE_FILE if trace else None)}
-        pipe = load(settings) if todo else None
+        pipe: Any = load(settings) if todo else None
         if on_batch is not None:
             on_batch(len(mine) - len(todo), len(mine))
         for start in range(0, len(mine), batch_size):

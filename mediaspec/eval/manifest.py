@@ -1,13 +1,14 @@
 """A folder of generated pictures with one manifest line per finished picture, safe against SIGKILL at any moment.
 
-Order of writes, per batch: every PNG goes to a temporary file, is synced and renamed; then the batch's manifest lines are
-appended in one write and synced. So a line in the manifest means a complete picture on disk. Opening a folder again drops
-a torn last line, drops lines whose picture is missing or has another sha256, and reports the rest as done. Nothing that
-differs between two runs of the same work (times, hosts, process ids) is stored, so a resumed folder equals an undisturbed
-one byte for byte.
+Order of writes, per batch: every PNG goes to a temporary file, is synced and renamed; then the batch's manifest lines
+are appended in one write and synced. So a line in the manifest means a complete picture on disk. Opening a folder
+again drops a torn last line, drops lines whose picture is missing or has another sha256, and reports the rest as done.
+Nothing that differs between two runs of the same work (times, hosts, process ids) is stored, so a resumed folder
+equals an undisturbed one byte for byte.
 
     OUT/settings.json           the settings all pictures share, and their hash
-    OUT/manifest.jsonl          {"id", "index", "prompt", "seed", "file", "sha256", "settings_hash", "versions", "stats"}
+    OUT/manifest.jsonl          {"id", "index", "prompt", "seed", "file", "sha256", "settings_hash", "versions",
+                                "stats"} per line
     OUT/manifest-1-of-4.jsonl   the same for worker 1 of 4, so that workers never write one file
     OUT/000000.png ...
 """
@@ -143,7 +144,7 @@ def read_manifest(folder: str | os.PathLike[str], *, check: bool = True) -> list
     root = Path(folder)
     files = _manifest_files(root)
     if not files:
-        raise ManifestError(f"{root} holds no manifest*.jsonl; write one with `mediaspec generate image ... --out {root}`")
+        raise ManifestError(f"{root} holds no manifest; write one with `mediaspec generate image ... --out {root}`")
     rows: dict[str, dict[str, Any]] = {}
     for file in files:
         for row in _parse(file.read_bytes())[0]:
@@ -190,7 +191,7 @@ class Manifest:
     ) -> None:
         rank, world = shard
         if not 0 <= rank < world:
-            raise ManifestError(f"shard {rank}/{world} does not exist; write i/n with 0 <= i < n, for instance 0/{world}")
+            raise ManifestError(f"there is no shard {rank}/{world}; write i/n with 0 <= i < n, for instance 0/{world}")
         self.root = Path(folder)
         self.shard = shard
         self.tag = "manifest" if world == 1 else f"manifest-{rank}-of-{world}"
@@ -223,12 +224,10 @@ class Manifest:
                 old = json.loads(path.read_text(encoding="utf-8"))["settings"]
             except (ValueError, KeyError, TypeError):
                 old = None
-            if isinstance(old, dict):
-                if settings_hash(old) == self.hash:
-                    return
-                if not any(file.stat().st_size for file in _manifest_files(self.root)):
-                    old = None  # nothing was finished with the other settings, so nothing can be mixed up
-            if isinstance(old, dict):
+            if isinstance(old, dict) and settings_hash(old) == self.hash:
+                return
+            # where nothing was finished with the other settings, nothing can be mixed up
+            if isinstance(old, dict) and any(file.stat().st_size for file in _manifest_files(self.root)):
                 new = json.loads(_json(settings))
                 differing = [
                     f"{key}: {_short(old.get(key))} there, {_short(new.get(key))} now"
@@ -236,8 +235,8 @@ class Manifest:
                     if old.get(key) != new.get(key)
                 ]
                 raise ManifestError(
-                    f"{self.root} was made with other settings ({'; '.join(differing)}); use the same settings to go on "
-                    "with it, or another folder with --out"
+                    f"{self.root} was made with other settings ({'; '.join(differing)}); use the same settings to go "
+                    "on with it, or another folder with --out"
                 )
         self._replace(path, _json({"settings_hash": self.hash, "settings": settings}, indent=1).encode() + b"\n")
 
@@ -291,17 +290,17 @@ class Manifest:
         todo = []
         for item in items:
             row = self.rows.get(item.id)
-            if row is None or (extra is not None and extra.format(id=item.id) not in row.get("extra", {})):
-                if item.index % world == rank:
-                    todo.append(item)
+            whole = row is not None and (extra is None or extra.format(id=item.id) in row.get("extra", {}))
+            if not whole and item.index % world == rank:
+                todo.append(item)
             if row is None:
                 continue
             for key in ("index", "prompt", "seed", "negative_prompt"):
                 given = getattr(item, key)
                 if row.get(key) != given:
                     raise ManifestError(
-                        f"{self.root} already holds {item.id} with {key} {row.get(key)!r}, now it is {given!r}; keep the "
-                        "prompts, --seed and --num-images to go on with this folder, or choose another with --out"
+                        f"{self.root} already holds {item.id} with {key} {row.get(key)!r}, now it is {given!r}; keep "
+                        "the prompts, --seed and --num-images to go on with this folder, or choose another with --out"
                     )
         return todo
 
@@ -351,7 +350,7 @@ class Manifest:
     def __enter__(self) -> Manifest:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None) -> None:
         if kind is None:
             self.close()
         else:
@@ -390,7 +389,7 @@ class _explain:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(value, OSError):
             raise ManifestError(
                 f"cannot write to {self.manifest.root}: {value.strerror or value}; {len(self.manifest.rows)} finished "
@@ -421,7 +420,7 @@ def _parse(data: bytes) -> tuple[list[dict[str, Any]], int]:
             row = json.loads(line)
         except ValueError:
             row = None
-        if isinstance(row, dict) and ROW_KEYS <= row.keys():
+        if isinstance(row, dict) and row.keys() >= ROW_KEYS:
             rows.append(row)
         else:
             bad += 1

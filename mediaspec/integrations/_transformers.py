@@ -1,6 +1,6 @@
 """What mediaspec needs to know about transformers versions. Imports nothing else of mediaspec.
 
-Supported: >= 5.17, < 6. The `generate` API changed twice within 5.x (`past_key_values` became `cache` in 5.24), models and
+Supported: >= 5.17, < 6. The `generate` API changed within 5.x (`past_key_values` became `cache` in 5.24), models and
 tokenizers did not.
 """
 

@@ -43,7 +43,9 @@ class AutoPipeline:
         """
         name = os.fspath(pretrained_model_name_or_path)
         if "/" not in name and name not in EMBEDDED and not os.path.isdir(name):
-            raise ValueError(f"there is no model or folder {name!r}; {nearest(name, EMBEDDED)}, or a folder, or owner/repository")
+            raise ValueError(
+                f"there is no model or folder {name!r}; {nearest(name, EMBEDDED)}, or a folder, or owner/repository"
+            )
         folder = local_folder(name, dict(kwargs))
         found = ImagePipeline.load_config(folder).get("_class_name")
         if found not in PIPELINES:

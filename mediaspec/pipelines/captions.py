@@ -34,7 +34,7 @@ def check_prompts(prompt: Any, negative_prompt: Any) -> tuple[list[str], list[st
     negatives = negative_prompt if isinstance(negative_prompt, (list, tuple)) else [negative_prompt] * len(prompts)
     if len(negatives) != len(prompts):
         raise ValueError(
-            f"{len(negatives)} negative prompts were given for {len(prompts)} prompts; give one for all, or one per prompt"
+            f"{len(negatives)} negative prompts were given for {len(prompts)} prompts; give one for all, or one each"
         )
     for number, text in enumerate(negatives):
         if text is not None and not isinstance(text, str):
@@ -55,8 +55,9 @@ def unknown_words(text: str, tokenizer: Any) -> dict[str, list[str]]:
         if token == unknown:
             word = _whole_word(text, start, stop)
             if word and word not in found:
-                known = [w for w in tokenizer.get_vocab() if re.fullmatch(r"[^\W\d_]{2,}", w.lstrip("\u2581"))]
-                found[word] = difflib.get_close_matches(word.lower(), [w.lstrip("\u2581") for w in known], 3, cutoff=0.6)
+                words = [w.lstrip("\u2581") for w in tokenizer.get_vocab()]
+                known = [w for w in words if re.fullmatch(r"[^\W\d_]{2,}", w)]
+                found[word] = difflib.get_close_matches(word.lower(), known, 3, cutoff=0.6)
     return found
 
 
@@ -69,7 +70,12 @@ def _whole_word(text: str, start: int, stop: int) -> str:
 
 
 def encode_captions(
-    captions: Sequence[str], tokenizer: Any, text_encoder: Any, positions: int, device: torch.device, what: str = "prompt"
+    captions: Sequence[str],
+    tokenizer: Any,
+    text_encoder: Any,
+    positions: int,
+    device: torch.device,
+    what: str = "prompt",
 ) -> tuple[Tensor, Tensor]:
     """Text features, padded on the left as LlamaGen wants them (arXiv:2406.06525, section 2.2).
 
@@ -98,8 +104,8 @@ def encode_captions(
         if ids.shape[1] > positions:
             fits = _beginning(text, tokenizer, positions)
             raise ValueError(
-                f"{what} {number} has {ids.shape[1]} tokens, this model reads {positions}; shorten it, for instance to "
-                f"{fits!r}"
+                f"{what} {number} has {ids.shape[1]} tokens, this model reads {positions}; shorten it, for instance "
+                f"to {fits!r}"
             )
         strange = unknown_words(text, tokenizer)
         if strange:

@@ -40,7 +40,8 @@ def choose_rule(given: AcceptanceRule | str | None, component: AcceptanceRule) -
             except ValueError:
                 if given in available_rules():
                     raise
-                raise ValueError(f"there is no rule {given!r}; {_near(given, ('plain', *available_rules()))}") from None
+                names = ("plain", *available_rules())
+                raise ValueError(f"there is no rule {given!r}; {_near(given, names)}") from None
         return None
     if not isinstance(given, AcceptanceRule):
         raise TypeError(
@@ -53,7 +54,8 @@ def choose_drafter(given: Any, component: Any, drive: Any, explicit_rule: bool) 
     """The drafter of a call, ready for the engine; None drafts nothing.
 
     Args:
-        given: a drafter, a network (EagleHead, LlamaGenGPT), a name of `drafter_names()`, or None for the pipeline's own.
+        given: a drafter, a network (EagleHead, LlamaGenGPT), a name of `drafter_names()`, or None for the
+            pipeline's own.
         component: the pipeline's own, or None.
         drive: turns a network (EagleHead, LlamaGenGPT) into the drafter that runs it.
         explicit_rule: the caller named a rule, so drafting nothing would not be what was asked for.
@@ -92,8 +94,8 @@ def _ready(drafter: Any, drive: Any) -> Any:
     if drafter is None or (hasattr(drafter, "propose") and hasattr(drafter, "observe")):
         return drafter
     raise TypeError(
-        f"drafter={drafter!r} is a {type(drafter).__name__}; give an EagleHead, a LlamaGenGPT, an object with propose and "
-        f"observe, or a name: {', '.join(drafter_names())}"
+        f"drafter={drafter!r} is a {type(drafter).__name__}; give an EagleHead, a LlamaGenGPT, an object with propose "
+        f"and observe, or a name: {', '.join(drafter_names())}"
     )
 
 
@@ -114,7 +116,8 @@ def settings_of(value: Any) -> dict[str, Any]:
     config = getattr(value, "config", None)
     if not isinstance(config, dict):
         return {}
-    return {k: v for k, v in config.items() if not k.startswith("_") and isinstance(v, (int, float, str, bool, list, tuple))}
+    plain = (int, float, str, bool, list, tuple)
+    return {k: v for k, v in config.items() if not k.startswith("_") and isinstance(v, plain)}
 
 
 def _near(name: str, allowed: tuple[str, ...]) -> str:

@@ -31,7 +31,7 @@ class ClassToImagePipeline(ImagePipeline):
         transformer: the target model, `condition="class"`.
         vq: decodes image tokens to pixels.
         rule: acceptance rule; `ExactRule` where omitted. Saved with the pipeline like a scheduler.
-        drafter: an EagleHead, a smaller LlamaGenGPT with the same image tokens, a JacobiDrafter, or None (no speculation).
+        drafter: an EagleHead, a smaller LlamaGenGPT with the same image tokens, a JacobiDrafter, or None.
         guidance_scale, temperature, top_k, top_p, num_draft_tokens: defaults of the call.
 
     Raises:
@@ -59,8 +59,8 @@ class ClassToImagePipeline(ImagePipeline):
         }  # fmt: skip
         if transformer is not None and transformer.config.condition != "class":
             raise ValueError(
-                f"the transformer has condition={transformer.config.condition!r}; ClassToImagePipeline needs 'class', text "
-                "models run in TextToImagePipeline"
+                f"the transformer has condition={transformer.config.condition!r}; ClassToImagePipeline needs 'class', "
+                "text models run in TextToImagePipeline"
             )
         self._setup(rule, drafter, defaults, transformer=transformer, vq=vq)
 
@@ -107,10 +107,11 @@ class ClassToImagePipeline(ImagePipeline):
         copies = self._copies(len(labels), num_images_per_label)
         row_seed = row_seeds(len(copies), generator, seeds)
         plan = self._plan(
-            rule=rule, drafter=drafter, guidance_scale=guidance_scale, temperature=temperature, top_k=top_k, top_p=top_p,
-            num_draft_tokens=num_draft_tokens, tree=tree, output_type=output_type,
-        )
-        condition = ClassCondition.build(torch.tensor(labels, device=self._execution_device), plan.guidance_scale != 1.0)
+            rule=rule, drafter=drafter, guidance_scale=guidance_scale, temperature=temperature, top_k=top_k,
+            top_p=top_p, num_draft_tokens=num_draft_tokens, tree=tree, output_type=output_type,
+        )  # fmt: skip
+        numbers = torch.tensor(labels, device=self._execution_device)
+        condition = ClassCondition.build(numbers, plan.guidance_scale != 1.0)
         return self._generate(
             plan, condition, copies, row_seed, started=started, return_dict=return_dict, return_trace=return_trace,
             callback=callback_on_step_end, callback_names=names,
@@ -124,7 +125,7 @@ class ClassToImagePipeline(ImagePipeline):
             raise ValueError("class_labels is empty; give at least one class number")
         for label in labels:
             if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < classes:
-                raise ValueError(f"class label {label!r} does not exist; this model has the classes 0 to {classes - 1}")
+                raise ValueError(f"class label {label!r} does not exist; this model has classes 0 to {classes - 1}")
         return labels
 
     def prompt_keywords(self, prompts: list[str], negative_prompts: list[str | None]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import torch
-from diffusers import DiffusionPipeline
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 from ..core.engine import Engine
 from ..core.stats import DecodeResult
@@ -22,7 +22,7 @@ from ..core.types import Warp
 from ..drafters.eagle import EagleDrafter
 from ..drafters.model import ModelDrafter
 from ..models.eagle import EagleHead
-from ..models.llamagen import LlamaGenGPT
+from ..models.llamagen import LlamaGenGPT, LlamaGenVQ
 from ..models.llamagen.step import weights_version
 from ..rules import AcceptanceRule, ExactRule
 from ..targets.llamagen import LlamaGenTarget
@@ -58,6 +58,11 @@ class ImagePipeline(DiffusionPipeline):
     _optional_components = ["rule", "drafter"]
     _callback_tensor_inputs = ["tokens", "num_accepted", "progress"]
     _interrupt = False
+
+    transformer: LlamaGenGPT
+    vq: LlamaGenVQ
+    rule: AcceptanceRule
+    drafter: Any
 
     def _setup(self, rule: AcceptanceRule | None, drafter: Any, defaults: dict[str, Any], **components: Any) -> None:
         """Registers components and the call's defaults."""
@@ -95,9 +100,9 @@ class ImagePipeline(DiffusionPipeline):
         dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
         if isinstance(dtype, dict):
             dtype = dtype.get("drafter", dtype.get("default", torch.float32))
-        rule = given["rule"] if "rule" in given else load_component(folder, "rule", index.get("rule"), None)
-        drafter = given["drafter"] if "drafter" in given else load_component(folder, "drafter", index.get("drafter"), dtype)
-        rule = choose_rule(rule, pipe.rule)
+        for name in {"rule", "drafter"} - set(given):
+            given[name] = load_component(folder, name, index.get(name), dtype)
+        rule, drafter = choose_rule(given["rule"], pipe.rule), given["drafter"]
         if rule is None:
             raise ValueError("rule='plain' is a choice of the call, not a component; write pipe(..., rule='plain')")
         if isinstance(drafter, str):
@@ -118,8 +123,8 @@ class ImagePipeline(DiffusionPipeline):
         for name, part in self.components.items():
             if part is not None and not hasattr(part, "save_pretrained"):
                 raise ValueError(
-                    f"{name}={type(part).__name__} cannot be saved; a rule or drafter must derive from SchedulerMixin and "
-                    "ConfigMixin, or be a PreTrainedModel"
+                    f"{name}={type(part).__name__} cannot be saved; a rule or drafter must derive from SchedulerMixin "
+                    "and ConfigMixin, or be a PreTrainedModel"
                 )
         super().save_pretrained(save_directory, **kwargs)
 
@@ -153,11 +158,11 @@ class ImagePipeline(DiffusionPipeline):
         return known[1]
 
     def _check_fit(self, drafter: Any) -> None:
-        """Refuses parts with different vocabularies or sizes; a wrong drafter would otherwise draft garbage unnoticed."""
+        """Refuses parts with different vocabularies or sizes; a wrong drafter would draft garbage unnoticed."""
         codes, vocab = self.vq.config.codebook_size, self.transformer.config.vocab_size
         if codes < vocab:
             raise ValueError(
-                f"the transformer has {vocab} image tokens but the vq only {codes} codes; load the vq it was trained with"
+                f"the transformer has {vocab} image tokens but the vq {codes} codes; load the vq it was trained with"
             )
         if drafter is not None and hasattr(drafter, "check"):
             drafter.check(self._wrap(self.transformer))
@@ -255,8 +260,11 @@ class ImagePipeline(DiffusionPipeline):
         self.maybe_free_model_hooks()
         stats = watch.stats(result, plan.settings, seeds)
         stats["seconds"] = {
-            "total": finished - started, "encode": encoded - started, **result.stats.seconds, "decode": finished - decoding,
-        }  # fmt: skip
+            "total": finished - started,
+            "encode": encoded - started,
+            **result.stats.seconds,
+            "decode": finished - decoding,
+        }
         stats["interrupted"] = self._interrupt
         output = ImagePipelineOutput(images=images, trace=result.trace, stats=stats)
         return output if return_dict else output.to_tuple()
@@ -270,7 +278,7 @@ class ImagePipeline(DiffusionPipeline):
             return tokens.masked_fill(missing.to(tokens.device), -1)
         bring_in(self.vq)
         tokens = tokens.masked_fill(missing.to(tokens.device), 0).to(self._device_of(self.vq))
-        # one picture at a time: convolutions over a batch round differently, and a picture must not depend on its batch
+        # one at a time: convolutions over a batch round differently, and a picture must not depend on its batch
         pixels = torch.cat([self.vq.decode_code(row[None], self.grid) for row in tokens])
         pixels = (pixels.float() / 2 + 0.5).clamp(0, 1).cpu()
         if missing.any():
@@ -298,8 +306,7 @@ class ImagePipeline(DiffusionPipeline):
         names = getattr(callback, "tensor_inputs", names) or []
         for name in names:
             if name not in self._callback_tensor_inputs:
-                raise ValueError(
-                    f"callback_on_step_end_tensor_inputs names {name!r}; allowed are {', '.join(self._callback_tensor_inputs)}"
-                )
+                allowed = ", ".join(self._callback_tensor_inputs)
+                raise ValueError(f"callback_on_step_end_tensor_inputs names {name!r}; allowed are {allowed}")
         return names
 

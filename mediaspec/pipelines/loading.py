@@ -1,8 +1,8 @@
 """Finding and loading the parts of a saved pipeline where diffusers' own way does not suffice.
 
-Measured with diffusers 0.42.1. Three facts shape this file: `DiffusionPipeline.from_pretrained` only warns about misspelt
-keywords; it cannot load a component whose module lacks the base class as an attribute; and accelerate's offload hooks
-fire in `forward` alone, which decoding does not call.
+Measured with diffusers 0.42.1. Three facts shape this file: `DiffusionPipeline.from_pretrained` only warns about
+misspelt keywords; it cannot load a component whose module lacks the base class as an attribute; and accelerate's
+offload hooks fire in `forward` alone, which decoding does not call.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def embedded_folder(name: str) -> str:
     """
     folder = Path(str(resources.files("mediaspec"))) / "models" / EMBEDDED[name]
     if not (folder / "model_index.json").is_file():
-        raise ValueError(f"the weights of {name} are missing from {folder}; reinstall mediaspec from a complete source")
+        raise ValueError(f"the weights of {name} are missing from {folder}; install mediaspec from a complete source")
     return str(folder)
 
 
@@ -66,14 +66,14 @@ def local_folder(name: str | os.PathLike[str], keywords: dict[str, Any]) -> str:
     if os.path.isdir(text):
         if not os.path.isfile(os.path.join(text, "model_index.json")):
             raise ValueError(
-                f"{text} has no model_index.json, so it is not a saved pipeline; give the folder that `save_pretrained` "
-                "wrote"
+                f"{text} has no model_index.json, so it is not a saved pipeline; give the folder that "
+                "`save_pretrained` wrote"
             )
         return text
     if text.count("/") != 1 or text.startswith((".", "/", "~")):
         raise ValueError(
-            f"{text!r} is neither an embedded model ({', '.join(EMBEDDED)}) nor a folder nor a repository id; check the "
-            "path, or write 'owner/repository'"
+            f"{text!r} is neither an embedded model ({', '.join(EMBEDDED)}) nor a folder nor a repository id; check "
+            "the path, or write 'owner/repository'"
         )
     # DiffusionPipeline.download refuses component modules outside diffusers, hence the plain snapshot
     from huggingface_hub import snapshot_download

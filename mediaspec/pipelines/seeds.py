@@ -23,7 +23,7 @@ def row_seeds(
     Args:
         count: pictures of the call, prompt by prompt.
         generator: one generator draws all seeds in order (so that calls go on where the last one stopped); a list has
-            one generator per picture, and each draws one seed. A CPU generator gives the same pictures on every device.
+            one generator per picture, each draws one seed. A CPU generator gives the same seeds on every device.
         seeds: an int s stands for s, s + 1, ..., s + count - 1; a list or tensor holds one int64 per picture.
 
     Returns:
@@ -34,7 +34,7 @@ def row_seeds(
         ValueError: both arguments, a wrong number of seeds or generators, or a seed outside int64.
     """
     if generator is not None and seeds is not None:
-        raise ValueError("generator and seeds were both given; seeds=... names each picture's seed, so leave generator out")
+        raise ValueError("generator and seeds were both given; seeds=... names every seed, so leave generator out")
     if seeds is not None:
         return _given(count, seeds)
     if generator is None:
@@ -61,8 +61,8 @@ def _given(count: int, seeds: int | Sequence[int] | Tensor) -> list[int]:
         raise ValueError(f"seeds={seeds!r}; write an int, or a list of {count} ints, one per picture")
     if len(values) != count:
         raise ValueError(
-            f"{len(values)} seeds were given for {count} pictures (prompts x num_images_per_prompt); give {count}, or one "
-            "int to count up from"
+            f"{len(values)} seeds were given for {count} pictures (prompts x num_images_per_prompt); give {count}, or "
+            "one int to count up from"
         )
     for value in values:
         if not isinstance(value, int) or isinstance(value, bool) or not LOWEST <= value <= HIGHEST:

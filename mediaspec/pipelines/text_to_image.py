@@ -36,7 +36,7 @@ class TextToImagePipeline(ImagePipeline):
         text_encoder: text features of width `transformer.config.caption_dim`.
         tokenizer: of the text encoder.
         rule: acceptance rule; `ExactRule` where omitted. Saved with the pipeline like a scheduler.
-        drafter: an EagleHead, a smaller LlamaGenGPT with the same image tokens, a JacobiDrafter, or None (no speculation).
+        drafter: an EagleHead, a smaller LlamaGenGPT with the same image tokens, a JacobiDrafter, or None.
         guidance_scale, temperature, top_k, top_p, num_draft_tokens: defaults of the call.
 
     Raises:
@@ -47,6 +47,9 @@ class TextToImagePipeline(ImagePipeline):
         >>> out = pipe("a red apple on a blue background", seeds=7)          # doctest: +SKIP
         >>> out.images[0].save("apple.png"); out.stats["tokens_per_call"]    # doctest: +SKIP
     """
+
+    text_encoder: T5EncoderModel
+    tokenizer: PreTrainedTokenizerFast
 
     def __init__(
         self,
@@ -69,14 +72,14 @@ class TextToImagePipeline(ImagePipeline):
         }  # fmt: skip
         if transformer is not None and transformer.config.condition != "text":
             raise ValueError(
-                f"the transformer has condition={transformer.config.condition!r}; TextToImagePipeline needs 'text', class "
-                "models run in ClassToImagePipeline"
+                f"the transformer has condition={transformer.config.condition!r}; TextToImagePipeline needs 'text', "
+                "class models run in ClassToImagePipeline"
             )
         width = getattr(text_encoder.config, "d_model", None) if text_encoder is not None else None
         if transformer is not None and width is not None and width != transformer.config.caption_dim:
             raise ValueError(
-                f"the text encoder gives features of width {width}, the transformer reads {transformer.config.caption_dim}; "
-                "load the text encoder it was trained with"
+                f"the text encoder gives features of width {width}, the transformer reads "
+                f"{transformer.config.caption_dim}; load the text encoder it was trained with"
             )
         self._setup(
             rule, drafter, defaults, transformer=transformer, vq=vq, text_encoder=text_encoder, tokenizer=tokenizer
@@ -113,7 +116,7 @@ class TextToImagePipeline(ImagePipeline):
             guidance_scale: s in u + s (c - u); 1 runs without guidance at half the cost.
             num_images_per_prompt: pictures per caption, all from one prefill.
             generator: draws the seeds: one for all pictures in order, or a list with one per picture.
-            seeds: an int s for s, s + 1, ..., or one int64 per picture. Without either, entropy (see `stats["seeds"]`).
+            seeds: an int s for s, s + 1, ..., or one int64 per picture. Without either, entropy: see `stats`.
             temperature, top_k, top_p: the sampled law; temperature 0 is greedy, top_k 0 and top_p 1 are off.
             rule: an AcceptanceRule, a name such as "exact", "coupled", "cool_sd", or "plain" for no speculation.
             drafter: "eagle", "jacobi", "model", "none", a network or an object; None is the pipeline's own.
@@ -122,8 +125,8 @@ class TextToImagePipeline(ImagePipeline):
             output_type: "pil", "np", "pt" or "tokens".
             return_dict: False returns the tuple (images, stats), with the trace between them if asked for.
             return_trace: also return how every token came about.
-            callback_on_step_end: called after every verification round as fn(pipe, round, committed tokens of the slowest
-                picture, tensors); set `pipe._interrupt = True` in it to stop. Tokens cannot be edited.
+            callback_on_step_end: called after every verification round as fn(pipe, round, committed tokens of the
+                slowest picture, tensors); set `pipe._interrupt = True` in it to stop. Tokens cannot be edited.
             callback_on_step_end_tensor_inputs: which of "tokens", "num_accepted", "progress" it gets.
 
         Returns:
@@ -139,9 +142,9 @@ class TextToImagePipeline(ImagePipeline):
         copies = self._copies(len(prompts), num_images_per_prompt)
         row_seed = row_seeds(len(copies), generator, seeds)
         plan = self._plan(
-            rule=rule, drafter=drafter, guidance_scale=guidance_scale, temperature=temperature, top_k=top_k, top_p=top_p,
-            num_draft_tokens=num_draft_tokens, tree=tree, output_type=output_type,
-        )
+            rule=rule, drafter=drafter, guidance_scale=guidance_scale, temperature=temperature, top_k=top_k,
+            top_p=top_p, num_draft_tokens=num_draft_tokens, tree=tree, output_type=output_type,
+        )  # fmt: skip
         condition = self.encode_prompt(prompts, negatives, plan.guidance_scale != 1.0)
         return self._generate(
             plan, condition, copies, row_seed, started=started, return_dict=return_dict, return_trace=return_trace,

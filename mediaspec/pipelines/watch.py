@@ -65,8 +65,8 @@ class Watch:
         changed = returned.get("tokens")
         if changed is not None and not torch.equal(changed.to(self.tokens.device), self.tokens):
             raise ValueError(
-                "the callback returned changed tokens; committed tokens already stand in the key/value cache and cannot be "
-                "edited. Return them unchanged, or stop with pipe._interrupt = True"
+                "the callback returned changed tokens; committed tokens already stand in the key/value cache and "
+                "cannot be edited. Return them unchanged, or stop with pipe._interrupt = True"
             )
 
     def stats(self, result: DecodeResult, settings: dict[str, Any], seeds: list[int]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ def test_a_sound_machine_has_no_problems(command, model) -> None:
     found = json.loads(result.stdout)
     assert found["problems"] == [] and found["model"]["vocabularies_match"]
     assert found["model"]["target_vocabulary"] == 16 and found["model"]["drafter"] == "EagleHead"
-    assert found["kernels"]["on_cpu"] == "reference" and set(found["versions"]) >= {"python", "torch", "diffusers", "triton"}
+    assert found["kernels"]["on_cpu"] == "reference"
+    assert set(found["versions"]) >= {"python", "torch", "diffusers", "transformers", "triton"}
     assert len(found["prepared_linear"]) == 3
     speed = found["speculation"]
     assert speed["expected_speed_up"] > 0 and speed["tokens_per_call"] >= 1 and speed["plain_round_ms"] > 0

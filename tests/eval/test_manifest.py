@@ -96,11 +96,11 @@ def test_sigkill_at_random_moments_ends_in_the_undisturbed_folder(tmp_path: Path
             [sys.executable, "-c", KILLED.format(root=str(ROOT), folder=str(folder))], stdout=subprocess.PIPE, cwd=ROOT
         )
         assert process.stdout is not None and process.stdout.readline() == b"go\n"
-        done = len((folder / "manifest.jsonl").read_bytes().splitlines()) if (folder / "manifest.jsonl").exists() else 0
+        path = folder / "manifest.jsonl"
+        done = path.read_bytes().count(b"\n") if path.exists() else 0
         wanted = done + draw.randint(1, 8)
         deadline = time.monotonic() + 20
         while process.poll() is None and time.monotonic() < deadline:
-            path = folder / "manifest.jsonl"
             if path.exists() and path.read_bytes().count(b"\n") >= wanted:
                 break
             time.sleep(0.0005)
@@ -228,7 +228,7 @@ FULL = textwrap.dedent("""
     sys.path.insert(0, {root!r})
     from tests.eval.test_manifest import picture, SETTINGS
     from mediaspec.eval.manifest import FinishedImage, Manifest, ManifestError, make_items
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing beyond the limit then fails with EFBIG, as a full disk does
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing beyond the limit then fails as on a full disk
     items = make_items(["a", "b"], seed=0)
     with Manifest({folder!r}, SETTINGS) as manifest:
         manifest.finish([FinishedImage(items[0], picture(items[0]), {{"tokens": 4}})])
@@ -242,9 +242,8 @@ FULL = textwrap.dedent("""
 
 def test_a_failing_write_keeps_what_was_finished_and_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    done = subprocess.run(
-        [sys.executable, "-c", FULL.format(root=str(ROOT), folder=str(folder))], capture_output=True, text=True, cwd=ROOT
-    )
+    code = FULL.format(root=str(ROOT), folder=str(folder))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert "1 finished pictures are kept" in done.stdout, done.stderr
     assert [row["id"] for row in read_manifest(folder)] == ["000000"]
     assert not list(folder.glob(".*.tmp"))

@@ -21,14 +21,16 @@ def test_labels_come_as_number_list_or_tensor(pipe) -> None:
 
 @pytest.mark.parametrize("guidance", [1.0, 4.0])
 def test_coupled_batches_equal_plain_single_runs(pipe, guidance: float) -> None:
-    batch = pipe([0, 4], num_images_per_label=2, seeds=5, rule="coupled", guidance_scale=guidance, output_type="tokens")
+    keywords = {"guidance_scale": guidance, "output_type": "tokens"}
+    batch = pipe([0, 4], num_images_per_label=2, seeds=5, rule="coupled", **keywords)
     for row, label in enumerate([0, 0, 4, 4]):
-        alone = pipe(label, seeds=5 + row, rule="plain", guidance_scale=guidance, output_type="tokens")
+        alone = pipe(label, seeds=5 + row, rule="plain", **keywords)
         assert torch.equal(batch.images[row], alone.images[0])
 
 
 @pytest.mark.parametrize(
-    "labels, message", [(5, "classes 0 to 4"), (-1, "classes 0 to 4"), ([], "empty"), ([True], "does not exist"), ([1.5], "1.5")]
+    "labels, message",
+    [(5, "classes 0 to 4"), (-1, "classes 0 to 4"), ([], "empty"), ([True], "does not exist"), ([1.5], "1.5")],
 )
 def test_labels_that_do_not_exist_are_refused(pipe, labels, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -24,7 +24,8 @@ def test_every_kind_has_its_colour_in_its_cell() -> None:
 
 
 def test_a_long_title_is_cut_and_a_short_grid_fits() -> None:
-    sheet = draw_trace(PIL.Image.new("RGB", (8, 8)), [1] * 8, [0.0] * 8, list(range(8)), (2, 4), "word " * 200, decoded=3)
+    picture = PIL.Image.new("RGB", (8, 8))
+    sheet = draw_trace(picture, [1] * 8, [0.0] * 8, list(range(8)), (2, 4), "word " * 200, decoded=3)
     assert sheet.width == 3 * PANEL + 72
 
 

@@ -10,7 +10,8 @@ from mediaspec.models.eagle import EagleHead, EagleHeadConfig
 from mediaspec.models.llamagen import LlamaGenConfig, LlamaGenGPT, LlamaGenVQ, LlamaGenVQConfig
 from mediaspec.pipelines import ClassToImagePipeline, TextToImagePipeline
 
-WORDS = "a red blue green apple cat dog car on background , flat style small beside".split()
+WORDS = ["a", "red", "blue", "green", "apple", "cat", "dog", "car", "on", "background", ",", "flat", "style", "small"]
+WORDS.append("beside")
 VOCAB, GRID, TOKENS = 16, 4, 16
 
 
@@ -49,9 +50,11 @@ def text_encoder() -> T5EncoderModel:
 
 def head() -> EagleHead:
     torch.manual_seed(3)
-    return EagleHead(
-        EagleHeadConfig(hidden_size=32, vocab_size=VOCAB, num_attention_heads=2, intermediate_size=64, grid=(GRID, GRID))
-    ).eval()
+    grid = (GRID, GRID)
+    config = EagleHeadConfig(
+        hidden_size=32, vocab_size=VOCAB, num_attention_heads=2, intermediate_size=64, grid=grid
+    )
+    return EagleHead(config).eval()
 
 
 def text_pipeline(rule=None, drafter="eagle", **defaults) -> TextToImagePipeline:
