@@ -160,7 +160,8 @@ class DecodeState:
 class Drafter(Protocol):
     """Proposes tokens. `needs` names what it wants to observe: any of "hidden", "target_logp", "choices"."""
 
-    needs: frozenset[str]
+    @property
+    def needs(self) -> frozenset[str]: ...
 
     def begin(self, state: DecodeState, output: TargetOutput, extra: int) -> None:
         """Starts a run after the prefill, whose `output` has hidden [R, 1, D]; one token is known (`lengths` is 1)."""
