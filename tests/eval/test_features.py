@@ -149,3 +149,23 @@ def test_clip_without_weights_says_so(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(FileNotFoundError, match="no CLIP model"):
         load_extractor("clip", tmp_path)
+
+
+@pytest.mark.slow
+def test_inception_runs_where_its_weights_are(tmp_path: Path) -> None:
+    """The FID network of torch-fidelity with random weights, 96 MB: width, name, and batches that do not matter."""
+    fidelity = pytest.importorskip("torch_fidelity.feature_extractor_inceptionv3")
+    pytest.importorskip("torchmetrics")
+
+    class Unloaded(fidelity.FeatureExtractorInceptionV3):  # type: ignore[misc]
+        def load_state_dict(self, *args: object, **options: object) -> None:
+            """Keeps the random weights of the constructor."""
+
+    torch.save({}, tmp_path / "empty.pth")
+    torch.manual_seed(0)
+    net = Unloaded("inception-v3-compat", ["2048"], str(tmp_path / "empty.pth"))
+    torch.save(net.state_dict(), tmp_path / "weights.pth")
+    extractor = load_extractor("inception", tmp_path / "weights.pth")
+    rows = extract(extractor, pictures(3), 2)
+    assert rows.shape == (3, 2048) and extractor.title == "FID (InceptionV3)" and extractor.side == 299
+    torch.testing.assert_close(rows, extract(extractor, pictures(3), 3), rtol=1e-3, atol=1e-4)
