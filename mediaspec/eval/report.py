@@ -188,25 +188,36 @@ def plot_speed_drift(rows: Sequence[Row], path: str | Path, title: str = "") -> 
             label=kind if kind not in seen else None,
         )
         seen.add(kind)
-        axes.annotate(
-            str(row["rule"]),
-            (row["drift"], row["ratio_to_plain"]),
-            xytext=(6, 4),
-            textcoords="offset points",
-            fontsize=8,
-        )
     axes.axhline(1.0, color="#bbbbbb", linewidth=0.8)
     positive = [row["drift"] for row in rows if row["drift"] > 0]
     if positive and max(positive) > 20 * min(positive):
         axes.set_xscale("symlog", linthresh=min(positive))
     axes.set_xlabel("drift: accumulated total-variation bound per picture (0 = the model's own law)")
     axes.set_ylabel("speed, ratio to plain decoding")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.12 * max(row["ratio_to_plain"] for row in rows))
     axes.margins(x=0.15)
     if title:
         axes.set_title(title, fontsize=10)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.25)
     figure.tight_layout()
+    _label(axes, rows)
     figure.savefig(path)
     plt.close(figure)
+
+
+def _label(axes: Any, rows: Sequence[Row]) -> None:
+    """Writes rule names right of their points, from low to high, moved up where one would cover another."""
+    placed: list[tuple[float, float]] = []
+    for row in sorted(rows, key=lambda r: float(r["ratio_to_plain"])):
+        point = (row["drift"], row["ratio_to_plain"])
+        x, y = axes.transData.transform(point)
+        wanted = y
+        for other_x, other_y in sorted(placed):
+            if abs(x - other_x) < 120 and wanted - other_y < 18:
+                wanted = max(wanted, other_y + 18)
+        placed.append((x, wanted))
+        points = 72 / axes.figure.dpi
+        axes.annotate(
+            str(row["rule"]), point, xytext=(8, (wanted - y) * points - 2), textcoords="offset points", fontsize=8
+        )
