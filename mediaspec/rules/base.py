@@ -1,7 +1,7 @@
 """The acceptance rule: which drafted tokens stay, and what is emitted instead of the others.
 
 A rule is one file with one subclass of `AcceptanceRule`. It needs a `name`, a constructor decorated with
-`register_to_config`, and one of two methods:
+`register_to_config` if it has settings, and one of two methods:
 
 * `linear(length)`: the rule accepts x iff u Q(x) < scale_i P(x) + offset_i Q(x); verified by the fused kernels;
 * `accepted_mass(p, q, first)`: any other rule, a(x) = Q(x) f(x); verified in plain torch.
@@ -12,9 +12,6 @@ stores it as `scheduler_config.json`. Run `mediaspec.testing.check_rule` on it.
     class HalfRule(AcceptanceRule):
         name = "half"
         lossless = True
-
-        @register_to_config
-        def __init__(self) -> None: ...
 
         def linear(self, length):
             return torch.full((length,), 0.5), torch.zeros(length)
@@ -34,7 +31,7 @@ import torch
 from torch import Tensor
 
 from ..core import rng as purposes
-from ..core.component import ConfigMixin, SchedulerMixin
+from ..core.component import ConfigMixin, SchedulerMixin, register_to_config
 from ..core.ledger import LEDGERS
 from ..core.types import Verdict
 from ..core.verify import VerifyInputs, verify_chain_by_mass, verify_tree_by_mass
@@ -82,6 +79,10 @@ class AcceptanceRule(SchedulerMixin, ConfigMixin):
     may_leave_support: bool = False
     permutation_equivariant: bool = True
     monotone: bool = True
+
+    @register_to_config
+    def __init__(self) -> None:
+        pass
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

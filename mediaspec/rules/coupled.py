@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.component import register_to_config
 from .base import AcceptanceRule
 
 __all__ = ["CoupledRule"]
@@ -30,10 +29,6 @@ class CoupledRule(AcceptanceRule):
     lossless = True
     coupled = True
     ledger = "none"
-
-    @register_to_config
-    def __init__(self) -> None:
-        pass
 
     def accepted_mass(self, p: Tensor, q: Tensor, first: int = 0) -> Tensor:
         """Pr(draft = target = x) = 1 / sum_y max(P(y)/P(x), Q(y)/Q(x)), by one sort of P/Q."""

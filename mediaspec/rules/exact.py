@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.component import register_to_config
 from .base import AcceptanceRule
 
 __all__ = ["ExactRule"]
@@ -24,10 +23,6 @@ class ExactRule(AcceptanceRule):
     name = "exact"
     lossless = True
     ledger = "none"
-
-    @register_to_config
-    def __init__(self) -> None:
-        pass
 
     def linear(self, length: int) -> tuple[Tensor, Tensor]:
         return torch.ones(length), torch.zeros(length)

@@ -117,6 +117,7 @@ def _rows(vocab: int, seed: int) -> Iterator[tuple[str, Tensor, Tensor]]:
 
 
 def _statements(rule: AcceptanceRule) -> None:
+    _require(hasattr(rule, "config"), rule, "its settings are not saved; decorate __init__ with `register_to_config`")
     _require(rule.guarantee in GUARANTEES, rule, f"guarantee {rule.guarantee!r} is none of {GUARANTEES}")
     exact = rule.guarantee in ("exact-law", "exact-tokens")
     _require(rule.lossless == exact, rule, f"lossless={rule.lossless} contradicts guarantee {rule.guarantee!r}")

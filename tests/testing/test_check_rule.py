@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from mediaspec.core.component import register_to_config
 from mediaspec.core.types import Verdict
 from mediaspec.core.verify import VerifyInputs
 from mediaspec.rules import AcceptanceRule, CoolSDRule, ExactRule, make_rule
@@ -92,16 +91,22 @@ def test_a_setting_that_is_not_saved() -> None:
         name = "broken_forgetful"
         strength = 1.5
 
-        @register_to_config
-        def __init__(self) -> None:
-            pass
-
         def linear(self, length: int) -> tuple[Tensor, Tensor]:
             return torch.full((length,), self.strength), torch.zeros(length)
 
     rule = Forgetful()
     rule.strength = 2.0
     fails(rule, "is every setting in the constructor?")
+
+
+def test_a_constructor_that_is_not_registered() -> None:
+    class Silent(ExactRule):
+        name = "broken_silent"
+
+        def __init__(self, strength: float = 1.0) -> None:
+            self.strength = strength
+
+    fails(Silent(), "decorate __init__ with `register_to_config`")
 
 
 def test_rows_that_look_at_their_neighbours() -> None:
