@@ -71,7 +71,7 @@ class _LocalConfigMixin:
         folder = Path(path) / subfolder if subfolder else Path(path)
         file = folder if folder.is_file() else folder / cls.config_name
         if not file.is_file():
-            raise OSError(f"no {cls.config_name} in {folder}; loading from a hub needs diffusers (pip install diffusers)")
+            raise OSError(f"no {cls.config_name} in {folder}; to load from a hub install diffusers")
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return content
 

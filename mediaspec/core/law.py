@@ -55,5 +55,5 @@ def emitted_law(p: Tensor, a: Tensor, kind: str = "gstar") -> Tensor:
 
 
 def squared_hellinger(p: Tensor, m: Tensor) -> Tensor:
-    """[...]: 1 - sum sqrt(m P), written as half the squared distance of the roots so that equal rows give 0 exactly."""
+    """[...]: 1 - sum sqrt(m P), as half the squared distance of the roots: equal rows give 0 exactly."""
     return 0.5 * (p.sqrt() - m.sqrt()).square().sum(-1)

@@ -25,6 +25,7 @@ import difflib
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -161,7 +162,7 @@ class AcceptanceRule(SchedulerMixin, ConfigMixin):
         check_choice("ledger", ledger, LEDGERS)
         inputs = replace(inputs, ledger=ledger)
         tree = inputs.draft.tree
-        if not self.coupled and (ledger == "hellinger" or self.linear(1) is None):
+        if not self.coupled and (ledger == "hellinger" or not self._linear):
             return verify_chain_by_mass(self, inputs) if tree is None else verify_tree_by_mass(self, inputs)
         return self._verify_chain(inputs) if tree is None else self._verify_tree(inputs)
 
@@ -210,7 +211,11 @@ class AcceptanceRule(SchedulerMixin, ConfigMixin):
         if noise is None or self.coupled:
             return noise, None
         drawn = [rng.uniform(positions[:, :-1], purposes.ACCEPT, sibling) for sibling in range(width)]
-        return noise, torch.stack(drawn, -1)
+        return noise, drawn[0][..., None] if width == 1 else torch.stack(drawn, -1)
+
+    @cached_property
+    def _linear(self) -> bool:
+        return self.linear(1) is not None
 
     def _pair(
         self, length: int, device: torch.device, dtype: torch.dtype = torch.float32
