@@ -122,13 +122,13 @@ class LlamaGenTarget:
     Args:
         gpt: the transformer; stays the owner of the weights.
         vq: its tokenizer, for `decode`; None where pixels are made elsewhere.
-        codebook: [V, E] code vectors for rules that compare codes; None takes those of `vq`.
+        codebook: [V or more, E] code vectors for rules that compare codes; None takes those of `vq`.
         linear: how matrices are kept, one of `mediaspec.models.fast_linear.KINDS`.
         dtype: what they are kept in, e.g. torch.bfloat16 for speed on the CPU; None is the model's. With float32,
             plain and speculative decoding agree to the rounding of float32.
 
     Raises:
-        ValueError: the codebook and the vocabulary differ in size, weights are NaN, or `linear` cannot run.
+        ValueError: the tokenizer has fewer codes than the vocabulary, weights are NaN, or `linear` cannot run.
 
     Example:
         >>> from mediaspec.models.llamagen import LlamaGenConfig, LlamaGenGPT
@@ -151,12 +151,13 @@ class LlamaGenTarget:
         config = gpt.config
         if codebook is None and vq is not None:
             codebook = vq.quantize.codebook().detach()
-        if codebook is not None and codebook.shape[0] != config.vocab_size:
+        if codebook is not None and codebook.shape[0] < config.vocab_size:
             raise ValueError(
                 f"the tokenizer has {codebook.shape[0]} codes but the transformer predicts {config.vocab_size} "
                 f"tokens: they were not trained together; load both from the same folder"
             )
-        self.gpt, self.vq, self.codebook = gpt, vq, codebook
+        self.gpt, self.vq = gpt, vq
+        self.codebook = None if codebook is None else codebook[: config.vocab_size]
         self.vocab_size: int = config.vocab_size
         self.hidden_size: int = config.dim
         self.num_tokens: int = config.block_size

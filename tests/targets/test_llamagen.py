@@ -249,7 +249,8 @@ def test_pixels() -> None:
 def test_misfits_are_refused_at_construction_and_prefill() -> None:
     gpt = make_gpt("class")
     with pytest.raises(ValueError, match="not trained together"):
-        LlamaGenTarget(gpt, codebook=torch.zeros(VOCAB + 1, 8))
+        LlamaGenTarget(gpt, codebook=torch.zeros(VOCAB - 1, 8))
+    assert LlamaGenTarget(gpt, codebook=torch.zeros(VOCAB + 1, 8)).codebook.shape == (VOCAB, 8)
     target = LlamaGenTarget(gpt)
     with pytest.raises(ValueError, match="class-conditional"):
         target.prefill(text_rows(2), target.new_cache(2, 0))

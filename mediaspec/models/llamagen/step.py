@@ -124,22 +124,27 @@ class LlamaGenStep:
         x = wide[:, :dim]
         x.copy_(embeddings.view(-1, dim))
         # positions behind the grid (finished rows) repeat its last one
-        turn = self.rotation[slots.positions.clamp(max=len(self.rotation) - 1)]
+        turn = self.rotation[slots.positions.clamp(max=len(self.rotation) - 1)].flatten(0, 1)
         cached = _CacheViews(store, slots, count)
-        shape = (rows, count, self.heads + 2 * self.kv_heads, self.head_dim)
-        split = (self.heads, self.kv_heads, self.kv_heads)
-        grouped = self.kv_heads != self.heads
-        norm = torch.linalg.vector_norm
+        # q, k and v as [R, H, N, D] views of the product, each made by one operator
+        size, width = self.head_dim, (self.heads + 2 * self.kv_heads) * self.head_dim
+        stride = (count * width, size, width, 1)
+        q_shape, kv_shape = (rows, self.heads, count, size), (rows, self.kv_heads, count, size)
+        k_start, v_start = self.heads * size, (self.heads + self.kv_heads) * size
+        grouped, cast = self.kv_heads != self.heads, store.keys.dtype != torch.float32
+        norm, attend = torch.linalg.vector_norm, F.scaled_dot_product_attention
         for number, layer in enumerate(self.layers):
             gain, ffn_gain = layer.norms
             y = x / norm(wide, dim=1, keepdim=True)
             qkv = layer.wqkv(y if gain is None else y.mul_(gain))
-            qkv.view(rows, count, -1).view(torch.complex64).mul_(turn)
-            q, k, v = qkv.view(shape).transpose(1, 2).split(split, dim=1)
-            keys, values = cached.write(number, k, v)
-            seen = F.scaled_dot_product_attention(
-                q.to(store.keys.dtype), keys, values, slots.mask, scale=1.0, enable_gqa=grouped
+            qkv.view(torch.complex64).mul_(turn)
+            q = qkv.as_strided(q_shape, stride, 0)
+            keys, values = cached.write(
+                number, qkv.as_strided(kv_shape, stride, k_start), qkv.as_strided(kv_shape, stride, v_start)
             )
+            if cast:
+                q = q.to(store.keys.dtype)
+            seen = attend(q, keys, values, slots.mask, scale=1.0, enable_gqa=grouped)
             x.add_(layer.wo(seen.transpose(1, 2).reshape(-1, dim)))
             y = x / norm(wide, dim=1, keepdim=True)
             gate, up = layer.gate_up(y if ffn_gain is None else y.mul_(ffn_gain))
