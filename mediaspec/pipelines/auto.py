@@ -8,7 +8,7 @@ from typing import Any
 from .class_to_image import ClassToImagePipeline
 from .image import ImagePipeline
 from .keywords import nearest
-from .loading import EMBEDDED, local_folder
+from .loading import EMBEDDED, local_folder, read_index
 from .text_to_image import TextToImagePipeline
 
 __all__ = ["AutoPipeline"]
@@ -47,7 +47,7 @@ class AutoPipeline:
                 f"there is no model or folder {name!r}; {nearest(name, EMBEDDED)}, or a folder, or owner/repository"
             )
         folder = local_folder(name, dict(kwargs))
-        found = ImagePipeline.load_config(folder).get("_class_name")
+        found = read_index(folder).get("_class_name")
         if found not in PIPELINES:
             raise ValueError(
                 f"{folder} holds a {found}, which mediaspec cannot run; it runs {', '.join(PIPELINES)}. A pipeline of "

@@ -21,14 +21,13 @@ from ..core.tree import TreeSpec
 from ..core.types import Warp
 from ..drafters.eagle import EagleDrafter
 from ..drafters.model import ModelDrafter
-from ..models.eagle import EagleHead
 from ..models.llamagen import LlamaGenGPT, LlamaGenVQ
 from ..models.llamagen.step import weights_version
 from ..rules import AcceptanceRule, ExactRule
 from ..targets.llamagen import LlamaGenTarget
 from .choices import choose_drafter, choose_rule, drafter_name, name_of, settings_of
 from .keywords import refuse_unknown
-from .loading import LOADING_KEYWORDS, bring_in, load_component, local_folder
+from .loading import LOADING_KEYWORDS, SAVING_KEYWORDS, bring_in, load_component, local_folder, read_index
 from .output import ImagePipelineOutput
 from .watch import Callback, Watch
 
@@ -54,7 +53,8 @@ class Plan:
 class ImagePipeline(DiffusionPipeline):
     """Base of the image pipelines; use `TextToImagePipeline` or `ClassToImagePipeline`."""
 
-    model_cpu_offload_seq = "text_encoder->transformer->vq"  # the drafter runs between target calls: it stays resident
+    # the drafter is left out: it runs between target calls, and in the sequence each call would evict the other model
+    model_cpu_offload_seq = "text_encoder->transformer->vq"  # type: ignore[assignment]
     _optional_components = ["rule", "drafter"]
     _callback_tensor_inputs = ["tokens", "num_accepted", "progress"]
     _interrupt = False
@@ -87,13 +87,13 @@ class ImagePipeline(DiffusionPipeline):
         modules, options = cls._get_signature_keys(cls)
         refuse_unknown(kwargs, [*modules, *options, *LOADING_KEYWORDS], f"{cls.__name__}.from_pretrained()")
         folder = local_folder(pretrained_model_name_or_path, kwargs)
-        index = cls.load_config(folder)
+        index = read_index(folder)
         if index.get("_class_name") not in (None, cls.__name__):
             raise ValueError(
                 f"{folder} holds a {index['_class_name']}, not a {cls.__name__}; load it with "
                 "mediaspec.AutoPipeline.from_pretrained"
             )
-        given = {name: kwargs.pop(name) for name in ("rule", "drafter") if name in kwargs}
+        given: dict[str, Any] = {name: kwargs.pop(name) for name in ("rule", "drafter") if name in kwargs}
         if "torch_dtype" not in kwargs:
             kwargs["dtype"] = kwargs.get("dtype") or torch.float32
         pipe = super().from_pretrained(folder, rule=None, drafter=None, **kwargs)
@@ -101,7 +101,7 @@ class ImagePipeline(DiffusionPipeline):
         if isinstance(dtype, dict):
             dtype = dtype.get("drafter", dtype.get("default", torch.float32))
         for name in {"rule", "drafter"} - set(given):
-            given[name] = load_component(folder, name, index.get(name), dtype)
+            given[name] = load_component(folder, name, index.get(name), dtype, kwargs.get("variant"))
         rule, drafter = choose_rule(given["rule"], pipe.rule), given["drafter"]
         if rule is None:
             raise ValueError("rule='plain' is a choice of the call, not a component; write pipe(..., rule='plain')")
@@ -114,12 +114,14 @@ class ImagePipeline(DiffusionPipeline):
         pipe._check_fit(choose_drafter(drafter, None, pipe._drafter, False))
         return pipe
 
-    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Saves all components, rule and drafter included; arguments as in diffusers.
 
         Raises:
+            TypeError: an unknown keyword.
             ValueError: a component that cannot be saved (diffusers would drop it silently).
         """
+        refuse_unknown(kwargs, SAVING_KEYWORDS, f"{type(self).__name__}.save_pretrained()")
         for name, part in self.components.items():
             if part is not None and not hasattr(part, "save_pretrained"):
                 raise ValueError(
@@ -147,7 +149,7 @@ class ImagePipeline(DiffusionPipeline):
             known = self._kept[id(model)] = (model, LlamaGenTarget(model, codebook=codebook))
         return known[1]
 
-    def _drafter(self, network: EagleHead | LlamaGenGPT) -> Any:
+    def _drafter(self, network: Any) -> Any:
         """The drafter that runs a network; one with a head is kept until the weights of either model change."""
         if isinstance(network, LlamaGenGPT):
             return ModelDrafter(self._wrap(network))

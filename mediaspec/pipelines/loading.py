@@ -8,6 +8,7 @@ offload hooks fire in `forward` alone, which decoding does not call.
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 from importlib import resources
@@ -17,13 +18,15 @@ from typing import Any
 import torch
 
 __all__ = [
-    "LOADING_KEYWORDS",
     "EMBEDDED",
+    "LOADING_KEYWORDS",
+    "SAVING_KEYWORDS",
     "bring_in",
     "component_class",
     "embedded_folder",
     "load_component",
     "local_folder",
+    "read_index",
 ]
 
 # every keyword that DiffusionPipeline.from_pretrained takes out of **kwargs and that a pipeline of ours can honour
@@ -31,6 +34,11 @@ LOADING_KEYWORDS = (
     "cache_dir", "device_map", "disable_mmap", "dtype", "force_download", "local_files_only", "low_cpu_mem_usage",
     "max_memory", "offload_folder", "offload_state_dict", "proxies", "quantization_config", "revision", "token",
     "torch_dtype", "use_safetensors", "variant",
+)  # fmt: skip
+# what DiffusionPipeline.save_pretrained takes, by name and out of **kwargs
+SAVING_KEYWORDS = (
+    "commit_message", "create_pr", "max_shard_size", "private", "push_to_hub", "repo_id", "safe_serialization",
+    "token", "use_flashpack", "variant",
 )  # fmt: skip
 # models inside the package: name -> folder below mediaspec/models
 EMBEDDED = {"emoji-64": "emoji64"}
@@ -83,6 +91,15 @@ def local_folder(name: str | os.PathLike[str], keywords: dict[str, Any]) -> str:
     return snapshot_download(text, allow_patterns=patterns, **options)
 
 
+def read_index(folder: str) -> dict[str, Any]:
+    """The model_index.json of a saved pipeline: component -> (module, class), defaults of the call, `_class_name`."""
+    with open(os.path.join(folder, "model_index.json"), encoding="utf-8") as file:
+        index = json.load(file)
+    if not isinstance(index, dict):
+        raise ValueError(f"{folder}/model_index.json holds a {type(index).__name__}; save the pipeline again")
+    return index
+
+
 def component_class(module: str, name: str) -> type:
     """The class that a model_index.json names. Modules of mediaspec are imported; others must be imported already.
 
@@ -107,7 +124,9 @@ def component_class(module: str, name: str) -> type:
     return found
 
 
-def load_component(folder: str, part: str, entry: Any, dtype: torch.dtype | None) -> Any:
+def load_component(
+    folder: str, part: str, entry: Any, dtype: torch.dtype | None = None, variant: str | None = None
+) -> Any:
     """Loads component `part` of a saved pipeline from its subfolder, None where the index holds none.
 
     Args:
@@ -115,6 +134,7 @@ def load_component(folder: str, part: str, entry: Any, dtype: torch.dtype | None
         part: component name, which is also the subfolder.
         entry: its (module, class) pair in model_index.json.
         dtype: for modules with weights.
+        variant: of the weight files, where the component has them in it (as diffusers does for the others).
     """
     if not entry or entry[0] is None:
         return None
@@ -123,7 +143,8 @@ def load_component(folder: str, part: str, entry: Any, dtype: torch.dtype | None
     if not Path(path).is_dir():
         raise ValueError(f"{folder} names a {part} ({entry[1]}) but has no folder {part!r}; copy it from the original")
     if issubclass(kind, torch.nn.Module):
-        return kind.from_pretrained(path, dtype=dtype)  # type: ignore[attr-defined]
+        chosen = variant if variant is not None and any(Path(path).glob(f"*.{variant}*")) else None
+        return kind.from_pretrained(path, dtype=dtype, variant=chosen)  # type: ignore[attr-defined]
     return kind.from_pretrained(path)  # type: ignore[attr-defined]
 
 

@@ -107,6 +107,18 @@ def test_a_misspelt_keyword_is_refused(folder, keyword: str, nearest: str) -> No
             loader.from_pretrained(folder, **{keyword: 1})
 
 
+def test_a_misspelt_keyword_of_saving_is_refused(folder, tmp_path) -> None:
+    with pytest.raises(TypeError, match="'varient'; did you mean 'variant'"):
+        load(folder).save_pretrained(tmp_path / "out", varient="fp16")
+
+
+def test_a_variant_is_saved_and_loaded(folder, tmp_path) -> None:
+    load(folder, dtype=torch.float16).save_pretrained(tmp_path, variant="fp16")
+    assert list((tmp_path / "drafter").glob("*fp16*"))
+    pipe = load(tmp_path, variant="fp16")
+    assert torch.equal(tokens(pipe, rule="plain"), tokens(pipe, rule="coupled"))
+
+
 def test_loading_keywords_are_ones_that_diffusers_takes() -> None:
     source = Path(diffusers.pipelines.pipeline_utils.__file__).read_text()
     for keyword in {*LOADING_KEYWORDS} | {*DOWNLOAD_KEYWORDS}:
