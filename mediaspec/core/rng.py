@@ -1,7 +1,7 @@
 """The random numbers of a run: one counter-based stream per row, addressed by absolute token position and purpose.
 
-Nothing is drawn in sequence, so a number does not depend on the batch around a row, on the rank, on the round that asks for
-it or on a resume. B rows, n positions, T horizon, V vocabulary.
+Nothing is drawn in sequence, so a number does not depend on the batch around a row, on the rank, on the round that
+asks for it or on a resume. B rows, n positions, T horizon, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ from ..kernels.philox import ACCEPT, DRAFT, TARGET
 __all__ = ["ACCEPT", "DRAFT", "TARGET", "RowRng"]
 
 
+MARGIN = 32
+"""Tabulated positions behind the horizon: the last rounds of a run score a few positions past its end."""
+
+
 class RowRng:
     """Numbers keyed by (row seed, absolute position, purpose).
 
-    On the CPU the numbers of a purpose are computed once for the whole horizon and gathered afterwards (a gather costs a
-    few microseconds, Philox in torch a hundred); tables that would exceed `budget_bytes` together are computed call by
-    call instead. On CUDA nothing is stored: the kernels compute the numbers in place. The numbers are the same in all
-    three cases.
+    On the CPU the numbers of a purpose are computed once for the whole horizon and gathered afterwards (a gather
+    costs a few microseconds, Philox in torch a hundred); tables that would exceed `budget_bytes` together are
+    computed call by call instead. On CUDA nothing is stored: the kernels compute the numbers in place. The numbers
+    are the same in all three cases.
 
     Args:
         seeds: [B] int64, one per row.
         vocab_size: V.
-        horizon: T, positions [0, T) are tabulated; positions behind it are computed directly.
+        horizon: T, positions [0, T + MARGIN) are tabulated; positions behind that are computed directly.
         budget_bytes: memory for all tables of this generator together.
 
     Raises:
@@ -45,7 +49,7 @@ class RowRng:
         self.vocab_size = vocab_size
         self.horizon = horizon
         self.budget_bytes = budget_bytes
-        self._tables = _Tables(seeds, vocab_size, horizon, budget_bytes)
+        self._tables = _Tables(seeds, vocab_size, horizon + MARGIN, budget_bytes)
         self._rows = torch.arange(len(seeds), device=seeds.device)[:, None]
 
     def uniform(self, positions: Tensor, purpose: int, sibling: int = 0) -> Tensor:

@@ -66,7 +66,7 @@ class TreeSpec:
     def from_paths(paths: Sequence[Sequence[int]]) -> TreeSpec:
         """Nodes given as paths of child ranks, e.g. [(0,), (1,), (0, 0)]: the notation of published static trees."""
         ordered = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
-        rows = {(): 0}
+        rows: dict[tuple[int, ...], int] = {(): 0}
         for number, path in enumerate(ordered, start=1):
             if path[:-1] not in rows or (path[-1] > 0 and path[:-1] + (path[-1] - 1,) not in rows):
                 raise ValueError(f"path {path} needs its parent and its elder sibling in the list")

@@ -53,8 +53,9 @@ class Verdict:
         path: [B, depth] int64 node rows (1-based; 0 is the root) of the accepted path, -1 beyond it; None for chains.
         choices: [B, K+1] int64: the target's own draw at every scored position under the shared noise (match mode).
         target_logp: [B, K+1, V] float32: the target's processed log-law at every scored position.
-        hellinger: [B, K] float32: squared Hellinger distance of the emitted and the target law at tested positions.
-        weight: [B] float32: log of prod sqrt(P/m) along the tokens emitted this round (Hellinger ledger weights).
+        hellinger: [B, K] float32: squared Hellinger distance of the emitted and the target law at tested positions, times
+            prod sqrt(P/m) over the tokens emitted before it in this round.
+        weight: [B] float32: log of prod sqrt(P/m) over all tokens emitted this round.
     """
 
     num_accepted: Tensor
