@@ -5,7 +5,8 @@ torch and the readable truth, `triton.py` the kernel, `cases.py` the inputs that
 
 Order of choice:
 
-1. `impl="reference"` or `impl="triton"` given by the caller: exactly that one, or a ValueError that says why it cannot run;
+1. `impl="reference"` or `impl="triton"` given by the caller: exactly that one, or a ValueError that says why it
+   cannot run;
 2. the environment variable `MEDIASPEC_KERNELS` (`reference` or `triton`), treated like an explicit choice;
 3. automatic: Triton for CUDA tensors where Triton is installed, the reference otherwise.
 
@@ -51,7 +52,9 @@ def _obstacle(device_type: str) -> str | None:
         return "the package triton is not installed (pip install triton)"
     if device_type == "cuda" or _interpreting():
         return None
-    return f"the tensors are on {device_type!r}; move them to 'cuda', or set TRITON_INTERPRET=1 to interpret the kernel"
+    return (
+        f"the tensors are on {device_type!r}; move them to 'cuda', or set TRITON_INTERPRET=1 to interpret the kernel"
+    )
 
 
 def choose(op: str, tensor: Tensor, impl: str | None = None) -> Impl:

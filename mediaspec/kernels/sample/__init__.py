@@ -1,7 +1,7 @@
 """From logits to a token: guidance, masks, temperature, top-k, top-p, softmax and one draw, in that order.
 
-The drafter, plain decoding and the verifier all go through this one definition of the sampled law, so they cannot differ
-in kind. B rows, G guidance branches (1, or 2 with branch 0 conditional), N positions, V vocabulary.
+The drafter, plain decoding and the verifier all go through this one definition of the sampled law, so they cannot
+differ in kind. B rows, G guidance branches (1, or 2 with branch 0 conditional), N positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -38,16 +38,15 @@ class Warp:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ValueError(
-                f"temperature={self.temperature!r} is not allowed: write a finite number >= 0 (0 is greedy, 1 leaves the law as it is)."
+                f"temperature={self.temperature!r} is not allowed: write a finite number >= 0 "
+                "(0 is greedy, 1 leaves the law as it is)."
             )
         if isinstance(self.top_k, bool) or int(self.top_k) != self.top_k or self.top_k < 0:
             raise ValueError(f"top_k={self.top_k!r} is not allowed: write an integer >= 0 (0 switches top-k off).")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p!r} is not allowed: write a number in (0, 1] (1 switches top-p off).")
         if tuple(sorted(self.order)) != ("top_k", "top_p"):
-            raise ValueError(
-                f"order={self.order!r} is not allowed: write ('top_k', 'top_p') or ('top_p', 'top_k')."
-            )
+            raise ValueError(f"order={self.order!r} is not allowed: write ('top_k', 'top_p') or ('top_p', 'top_k').")
         object.__setattr__(self, "order", tuple(self.order))
 
 
@@ -93,12 +92,10 @@ def warp_logits(
     """
     _check(logits, guidance, allowed, forced)
     if choose("sample.warp_logits", logits, impl) == "triton":
-        from . import triton
-
-        return triton.warp_logits(logits, warp, guidance, allowed, forced)
-    from . import reference
-
-    return reference.warp_logits(logits, warp, guidance, allowed, forced)
+        from .triton import warp_logits as run
+    else:
+        from .reference import warp_logits as run
+    return run(logits, warp, guidance, allowed, forced)
 
 
 def sample(
@@ -134,18 +131,14 @@ def sample(
     """
     _check(logits, guidance, allowed, forced)
     if not 1 <= width <= logits.shape[-1]:
-        raise ValueError(f"width={width} is not allowed: write a number from 1 to the vocabulary size {logits.shape[-1]}.")
-    if choose("sample", logits, impl) == "triton":
-        from . import triton
-
-        return triton.sample(
-            logits, warp, seeds, positions, purpose, guidance, allowed, forced, noise, width, need_logp
+        raise ValueError(
+            f"width={width} is not allowed: write a number from 1 to the vocabulary size {logits.shape[-1]}."
         )
-    from . import reference
-
-    return reference.sample(
-        logits, warp, seeds, positions, purpose, guidance, allowed, forced, noise, width, need_logp
-    )
+    if choose("sample", logits, impl) == "triton":
+        from .triton import sample as run
+    else:
+        from .reference import sample as run
+    return run(logits, warp, seeds, positions, purpose, guidance, allowed, forced, noise, width, need_logp)
 
 
 def _check(logits: Tensor, guidance: Tensor | None, allowed: Tensor | None, forced: Tensor | None) -> None:
@@ -153,7 +146,8 @@ def _check(logits: Tensor, guidance: Tensor | None, allowed: Tensor | None, forc
         raise ValueError(f"logits have shape {tuple(logits.shape)}; give [B, G, N, V] with G = 1 or 2.")
     if (logits.shape[1] == 2) != (guidance is not None):
         raise ValueError(
-            f"logits have {logits.shape[1]} guidance branch(es) and guidance is {'given' if guidance is not None else 'None'}; "
+            f"logits have {logits.shape[1]} guidance branch(es) and guidance is "
+            f"{'None' if guidance is None else 'given'}; "
             "give a [B] scale with two branches and None with one."
         )
     if allowed is not None and allowed.shape != logits.shape[-1:]:

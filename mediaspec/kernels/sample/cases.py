@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -87,7 +87,5 @@ def cases(vocab: int, batch: int = 2, rows: int = 2, device: str = "cpu", seed: 
 
 
 def _to(case: Case, device: str) -> Case:
-    values = {
-        name: value.to(device) if isinstance(value, Tensor) else value for name, value in vars(case).items()
-    }
-    return Case(**values)
+    moved = {name: value.to(device) for name, value in vars(case).items() if isinstance(value, Tensor)}
+    return replace(case, **moved)  # type: ignore[arg-type]

@@ -1,14 +1,15 @@
-# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
 """The processed law of one logit row as Triton device functions, and the sampling kernel on top of them.
 
-Blocking: one program owns one row, and the row is one block of next_power_of_2(V) values, read from memory once and kept on
-chip while thresholds are found, so probabilities are never written. Up to 16384 tokens that is at most 16 values per thread
-(32 warps) and everything stays in registers; at 65536 it is 64 values per thread, and the compiler spills a part into
-local memory, which the L1 and L2 caches serve: the logits are still read once.
+Blocking: one program owns one row, and the row is one block of next_power_of_2(V) values, read from memory once and
+kept on chip while thresholds are found, so probabilities are never written. Up to 16384 tokens that is at most 16
+values per thread (32 warps), which stay in registers: ptxas for sm_90 spills nothing in the chain kernels and at most
+160 bytes per thread elsewhere (the tree walk holds two laws). At 65536 it is 64 values per thread, and ptxas spills
+0.2-1.7 KB per thread into local memory, which the L1 and L2 caches serve: the logits are still read once.
 
-Truncation: thresholds are exact. A float's bits map to an unsigned integer of the same order; the k-th largest value is the
-largest integer t with at least k values >= t, built bit by bit from the top (32 counts over the on-chip row, fewer when a
-count hits k exactly). Top-p is the same search with mass in place of the count.
+Truncation: thresholds are exact. A float's bits map to an unsigned integer of the same order; the k-th largest value
+is the largest integer t with at least k values >= t, built bit by bit from the top (32 counts over the on-chip row,
+fewer when a count hits k exactly). Top-p is the same search with mass in place of the count.
 """
 
 import torch
@@ -109,7 +110,7 @@ def truncate_row(
 
 @triton.jit
 def finish_row(z, forced, BLOCK: tl.constexpr, GREEDY: tl.constexpr):
-    """([BLOCK] probabilities, bad): bad is true, and the row NaN, where no law is defined. forced >= 0 overrules all."""
+    """([BLOCK] probabilities, bad): bad, and a row of NaN, where no law is defined. forced >= 0 overrules all."""
     token = tl.arange(0, BLOCK)
     mass = tl.exp(z - tl.max(z, 0))
     total = tl.sum(mass, 0)
@@ -125,14 +126,14 @@ def finish_row(z, forced, BLOCK: tl.constexpr, GREEDY: tl.constexpr):
 @triton.jit
 def draw_row(
     p, bad, noise, seed, position, purpose, V,
-    BLOCK: tl.constexpr, STORED: tl.constexpr, SHARED: tl.constexpr,
+    BLOCK: tl.constexpr, STORED: tl.constexpr,
 ):  # fmt: skip
     """argmax(p / E), -1 where the row is bad. `noise` points at the row's stored exponentials when STORED."""
     token = tl.arange(0, BLOCK)
     if STORED:
         e = tl.load(noise + token, mask=token < V, other=1.0)
     else:
-        e = exponential_row(seed, position, purpose, 0, BLOCK, SHARED)
+        e = exponential_row(seed, position, purpose, 0, BLOCK)
     choice = tl.argmax(tl.where(token < V, p / e, -1.0), 0)
     return tl.where(bad, -1, choice)
 
@@ -143,7 +144,7 @@ def _sample_kernel(
     N, V, temperature, top_k, top_p, purpose, width,
     BLOCK: tl.constexpr, GUIDED: tl.constexpr, MASKED: tl.constexpr, SCALED: tl.constexpr, GREEDY: tl.constexpr,
     TOP_K: tl.constexpr, TOP_P: tl.constexpr, K_FIRST: tl.constexpr, FORCED: tl.constexpr, DRAW: tl.constexpr,
-    STORED: tl.constexpr, SHARED: tl.constexpr, NEED_LOGP: tl.constexpr,
+    STORED: tl.constexpr, NEED_LOGP: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1).to(tl.int64)
@@ -161,7 +162,7 @@ def _sample_kernel(
         if STORED:
             e = tl.load(noise + line * V + token, mask=token < V, other=1.0)
         else:
-            e = exponential_row(tl.load(seeds + b), tl.load(positions + line), purpose, 0, BLOCK, SHARED)
+            e = exponential_row(tl.load(seeds + b), tl.load(positions + line), purpose, 0, BLOCK)
         weight = p / e
         if GREEDY and width > 1:
             # One-hot mass orders only the first token; the others follow their logits.
@@ -179,7 +180,7 @@ def _sample_kernel(
 def launch_shape(vocab_size: int) -> dict[str, int | bool]:
     """Block and warps for rows of `vocab_size`: see the blocking note of this module."""
     block = max(16, triton.next_power_of_2(vocab_size))
-    return {"BLOCK": block, "SHARED": block <= 16384, "num_warps": min(32, max(4, block // 512))}
+    return {"BLOCK": block, "num_warps": min(32, max(4, block // 512))}
 
 
 def row_flags(
@@ -262,7 +263,5 @@ def sample(
     need_logp: bool,
 ) -> Sampled:
     """See `mediaspec.kernels.sample.sample`."""
-    tokens, logp = _run(
-        logits, warp, seeds, positions, purpose, guidance, allowed, forced, noise, width, need_logp
-    )
+    tokens, logp = _run(logits, warp, seeds, positions, purpose, guidance, allowed, forced, noise, width, need_logp)
     return Sampled(tokens[..., 0] if width == 1 else tokens, logp)

@@ -1,7 +1,7 @@
 """Verifies a chain of drafted tokens against the target's logits: accept, resample or add a bonus token, and price it.
 
-B rows, G guidance branches, K draft length, V vocabulary. Row i of the target scores the position of `tokens[:, i]`; row K
-scores the bonus position. P_i is the target's processed law at row i, q_i the law token i was drawn from.
+B rows, G guidance branches, K draft length, V vocabulary. Row i of the target scores the position of `tokens[:, i]`;
+row K scores the bonus position. P_i is the target's processed law at row i, q_i the law token i was drawn from.
 
 mode="ratio" (speculative sampling and its linear relaxations), position by position from the left:
 
@@ -12,11 +12,12 @@ mode="ratio" (speculative sampling and its linear relaxations), position by posi
     nothing rejected:    emit argmax(P / E) from row `lengths`
     drift_i = sum [a_i - P_i]_+  = TV(emitted law, P_i) for every tested i
 
-scale 1, offset 0 is lossless speculative sampling (arXiv:2302.01318, theorem 1); scale omega relaxes (arXiv:2601.09212);
-scale w, offset 1 - w emits the mixture w P + (1 - w) q. `draft_logp=None` reads q_i as a point mass on x_i.
+scale 1, offset 0 is lossless speculative sampling (arXiv:2302.01318, theorem 1); scale omega relaxes
+(arXiv:2601.09212); scale w, offset 1 - w emits the mixture w P + (1 - w) q. `draft_logp=None` reads q_i as a point
+mass on x_i.
 
-mode="match" (shared noise): `choices_i = argmax(P_i / E_i)`; accept while x_i equals it; emit `choices_n`. The tokens are
-those of plain sampling with the same seed, for any draft. Drift 0.
+mode="match" (shared noise): `choices_i = argmax(P_i / E_i)`; accept while x_i equals it; emit `choices_n`. The tokens
+are those of plain sampling with the same seed, for any draft. Drift 0.
 
 Forced positions (`forced[b, i] >= 0`) accept exactly the forced id, without a draw and with drift 0.
 """
@@ -89,7 +90,8 @@ def verify_chain(
         seeds: [B] int64.
         start: [B] int64 absolute position of `tokens[:, 0]`. E of row i stands at position start + i, purpose TARGET;
             u_i likewise, purpose ACCEPT.
-        scale: [K] or [B, K] float32, finite and >= 0; None is 1 everywhere (and, without offset, skips the drift: it is 0).
+        scale: [K] or [B, K] float32, finite and >= 0; None is 1 everywhere (and without offset skips the drift, which
+            is then 0).
         offset: [K] or [B, K] float32 in [0, 1]; None is 0.
         residual: "gstar" or "band".
         forced: [B, K+1] int64, -1 where free; column i belongs to row i.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -109,7 +109,8 @@ def cases(vocab: int, batch: int = 2, length: int = 3, device: str = "cpu", seed
         Case("point-ensemble", plain, tokens, lengths, Warp(), None, *rest, scale=mixed, offset=1 - mixed),
         Case("greedy", tied, tied[:, 0, :-1].argmax(-1), ragged, Warp(temperature=0.0), None, *rest),
         Case("match", plain, tokens, lengths, Warp(), None, *rest, mode="match"),
-        Case("match-greedy", tied, tied[:, 0, :-1].argmax(-1), lengths, Warp(temperature=0.0), None, *rest, mode="match"),
+        Case("match-greedy", tied, tied[:, 0, :-1].argmax(-1), lengths, Warp(temperature=0.0), None, *rest,
+             mode="match"),
         Case("match-all", guided, tokens, ragged, top, None, *rest, guidance=guidance, allowed=allowed, forced=forced,
              noise=noise, mode="match"),
         Case("broken", broken, tokens, lengths, Warp(), draft, *rest, scale=omega * 99),
@@ -121,5 +122,5 @@ def cases(vocab: int, batch: int = 2, length: int = 3, device: str = "cpu", seed
 
 
 def _to(case: Case, device: str) -> Case:
-    values = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in vars(case).items()}
-    return Case(**values)
+    moved = {name: value.to(device) for name, value in vars(case).items() if isinstance(value, Tensor)}
+    return replace(case, **moved)  # type: ignore[arg-type]

@@ -1,4 +1,7 @@
-"""Chain verification in plain torch. On the CPU it stands in every decoding round, so each operation has to earn its 5 us."""
+"""Chain verification in plain torch.
+
+On the CPU it stands in every decoding round, so each operation has to earn its 5 us.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """Verifies a tree of drafted tokens: walks from the root, tries the children of every visited node in draw order.
 
-B rows, G guidance branches, N drafted nodes, V vocabulary, W most children of a node, L levels. Scored row 0 is the root
-(the last committed token), row r >= 1 is node r - 1 of `tokens`; the law P of row r is that of the children of r.
+B rows, G guidance branches, N drafted nodes, V vocabulary, W most children of a node, L levels. Scored row 0 is the
+root (the last committed token), row r >= 1 is node r - 1 of `tokens`; the law P of row r is that of the children of r.
 
 mode="ratio" with sampled children (drawn from q without replacement, in draw order), arXiv:2601.09212 generalised:
 
     p_1 = P, q_1 = q
-    child k with token x:  a = min(q_k, s_k p_k + o_k q_k);  accept iff u q_k(x) < s_k p_k(x) + o_k q_k(x)  and q_k(x) > 0
+    child k with token x:  a = min(q_k, s_k p_k + o_k q_k)
+                           accept iff u q_k(x) < s_k p_k(x) + o_k q_k(x)  and  q_k(x) > 0
     on rejection:          p_{k+1} = Norm([p_k - a]_+)   ("band": [c p_k - a]_+),   q_{k+1} = Norm(q_k with x removed)
     all rejected:          emit from the last p and stop; a leaf is left by a bonus draw from its P
     drift_d = sum over the children tried at level d of [a - p_k]_+
@@ -15,7 +16,8 @@ A scale given per level relaxes only the last sibling of a node (s = 1, o = 0 be
 sibling is partly wasted on tokens that a later one would have accepted. `draft_logp=None` reads every child as a point
 mass (q_k(x) = 1), for children that are a function of the prefix alone.
 
-mode="match" (shared noise): `choices_r = argmax(P_r / E)`; follow the child that equals it; emit the choice where none does.
+mode="match" (shared noise): `choices_r = argmax(P_r / E)`; follow the child that equals it; emit the choice where none
+does.
 
 Forced rows (`forced[b, r] >= 0`) accept exactly the forced id, without a draw and with drift 0.
 """
@@ -110,8 +112,8 @@ def verify_tree(
         warp, guidance, allowed: as in `kernels.sample.warp_logits`.
         draft_logp: [B, P, V] float32, one row per internal node; None is point masses. Unused in mode "match".
         seeds: [B] int64.
-        start: [B] int64 absolute position of level-1 tokens. E of a row at depth d stands at position start + d, purpose
-            TARGET; u of sibling k at level d (from 1) at position start + d - 1, purpose ACCEPT, sibling k.
+        start: [B] int64 absolute position of level-1 tokens. E of a row at depth d stands at position start + d,
+            purpose TARGET; u of sibling k at level d (from 1) at position start + d - 1, purpose ACCEPT, sibling k.
         scale: [levels] float32 (last sibling only), [levels, W] (per sibling), or None for 1.
         offset: likewise, None for 0.
         residual, mode, need_choices, need_logp, impl: as in `verify_chain`.

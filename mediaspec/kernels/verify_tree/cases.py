@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -138,7 +138,8 @@ def cases(vocab: int, batch: int = 2, device: str = "cpu", seed: int = 0) -> lis
         Case("top-p", plain, tokens, limits, tree, Warp(top_p=0.8), draft, *rest),
         Case("guided", guided, near_tokens, limits, tree, top, near, *rest, guidance=guidance, scale=omega),
         Case("allowed", plain, tokens, limits, tree, Warp(), draft, *rest, allowed=allowed),
-        Case("forced", plain, tokens, limits, tree, Warp(), draft, *rest, forced=forced, scale=mixed, offset=1 - mixed),
+        Case("forced", plain, tokens, limits, tree, Warp(), draft, *rest, forced=forced, scale=mixed,
+             offset=1 - mixed),
         Case("refused", plain, tokens, limits, tree, Warp(), draft, *rest, forced=refused, scale=omega),
         Case("point", plain, tokens, limits, tree, Warp(), None, *rest),
         Case("point-omega", plain, tokens, limits, tree, Warp(), None, *rest, scale=omega),
@@ -155,11 +156,6 @@ def cases(vocab: int, batch: int = 2, device: str = "cpu", seed: int = 0) -> lis
 
 
 def _to(case: Case, device: str) -> Case:
-    def move(value: object) -> object:
-        if isinstance(value, Tensor):
-            return value.to(device)
-        if isinstance(value, TreeTables):
-            return TreeTables(**{key: move(part) for key, part in vars(value).items()})  # type: ignore[arg-type]
-        return value
-
-    return Case(**{name: move(value) for name, value in vars(case).items()})  # type: ignore[arg-type]
+    moved = {name: value.to(device) for name, value in vars(case).items() if isinstance(value, Tensor)}
+    topology = {name: value.to(device) for name, value in vars(case.tree).items() if isinstance(value, Tensor)}
+    return replace(case, tree=replace(case.tree, **topology), **moved)  # type: ignore[arg-type]

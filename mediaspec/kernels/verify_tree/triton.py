@@ -1,8 +1,9 @@
-# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
-"""Tree verification: one Triton program per row walks from the root and keeps the current target and draft law on chip.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
+"""Tree verification: one Triton program per row walks from the root, the current target and draft law on chip.
 
-Only the rows on the walked path are read (at most levels + 1 of N + 1 target rows, levels of the draft rows), each once;
-see `kernels.sample.triton` for the blocking. Mode "match" draws every row with the sampling kernel and follows the choices.
+Only the rows on the walked path are read (at most levels + 1 of N + 1 target rows, levels of the draft rows), each
+once; see `kernels.sample.triton` for the blocking. Mode "match" draws every row with the sampling kernel and follows
+the choices.
 """
 
 import torch
@@ -29,7 +30,7 @@ def _walk_kernel(
     guidance, allowed, forced, seeds, start, noise, uniforms, scales, offsets,
     accepted, emitted, path, drift,
     N, P, levels, width, V, temperature, top_k, top_p, ACCEPT_PURPOSE, TARGET_PURPOSE,
-    BLOCK: tl.constexpr, SHARED: tl.constexpr, GUIDED: tl.constexpr, MASKED: tl.constexpr, SCALED: tl.constexpr,
+    BLOCK: tl.constexpr, GUIDED: tl.constexpr, MASKED: tl.constexpr, SCALED: tl.constexpr,
     GREEDY: tl.constexpr, TOP_K: tl.constexpr, TOP_P: tl.constexpr, K_FIRST: tl.constexpr, FORCED: tl.constexpr,
     POINT: tl.constexpr, HAS_SCALE: tl.constexpr, SCALE_ALL: tl.constexpr, HAS_OFFSET: tl.constexpr,
     OFFSET_ALL: tl.constexpr, BAND: tl.constexpr, STORED: tl.constexpr, STORED_U: tl.constexpr,
@@ -56,9 +57,7 @@ def _walk_kernel(
             q = p * 0.0
             if not POINT:
                 law = tl.maximum(tl.load(internal + node), 0)
-                q = tl.exp(
-                    tl.load(draft_logp + (b * P + law) * V + token, mask=token < V, other=float("-inf"))
-                )
+                q = tl.exp(tl.load(draft_logp + (b * P + law) * V + token, mask=token < V, other=float("-inf")))
             for rank in range(width):
                 row = tl.load(children + node * width + rank)
                 after = tl.load(children + node * width + rank + 1, mask=rank + 1 < width, other=-1)
@@ -119,7 +118,7 @@ def _walk_kernel(
         tl.store(drift + b * levels + level, price)
     deep = tl.load(depth + node)
     choice = draw_row(
-        p, bad, noise + (b * (levels + 1) + deep) * V, seed, first + deep, TARGET_PURPOSE, V, BLOCK, STORED, SHARED
+        p, bad, noise + (b * (levels + 1) + deep) * V, seed, first + deep, TARGET_PURPOSE, V, BLOCK, STORED
     )
     tl.store(emitted + b, choice.to(tl.int64))
     tl.store(accepted + b, tl.where(bad, 0, n).to(tl.int64))
@@ -194,9 +193,7 @@ def verify_tree(
     if mode == "match" or need_choices:
         positions = start[:, None] + tree.depth
         stored = None if noise is None else noise[:, tree.depth]
-        drawn = rows.sample(
-            logits, warp, seeds, positions, TARGET, guidance, allowed, forced, stored, 1, need_logp
-        )
+        drawn = rows.sample(logits, warp, seeds, positions, TARGET, guidance, allowed, forced, stored, 1, need_logp)
         choices, target_logp = drawn.tokens.contiguous(), drawn.logp
     elif need_logp:
         target_logp = rows.warp_logits(logits, warp, guidance, allowed, forced)
