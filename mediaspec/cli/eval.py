@@ -186,8 +186,13 @@ def evaluate(
     reader = None
     if captions and values["model"] == "emoji-64":
         reader = load_reader()
-        for text in texts:
-            parse_caption(text, reader.vocabulary)
+        try:
+            for text in set(texts):
+                parse_caption(text, reader.vocabulary)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}. --no-captions measures prompts outside the grammar without the reader"
+            ) from error
     try:
         clip = load_clip(weights) if features == "clip" else None
         extractor = clip.extractor() if clip is not None else load_extractor(features, weights)
