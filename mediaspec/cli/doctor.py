@@ -123,11 +123,9 @@ def _prepared_linear() -> dict[str, Any]:
 
 
 def _load(model: str, device: str) -> Any:
-    from ..pipelines import AutoPipeline
+    from ..eval.generation import RunSettings, load_pipeline
 
-    pipe = AutoPipeline.from_pretrained(model).to(device)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return load_pipeline(RunSettings(model=model, device=device))
 
 
 def _parts(model: str, pipe: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,6 +58,7 @@ def image(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; default: cuda where there is one.")] = None,
     config: Annotated[str | None, typer.Option(help="YAML file with defaults, or a packaged preset.")] = None,
     shard: Annotated[str | None, typer.Option(help="i/n: this is worker i of n and takes every n-th picture.")] = None,
+    shard_by: Annotated[str | None, typer.Option(help="index: the shard of this torchrun worker.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Also draw how tokens came about, in OUT/trace.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON object.")] = False,
 ) -> None:
@@ -73,7 +75,8 @@ def image(
     with plain_errors("Run the same command again to go on."):
         options = {name: value for name, value in given.items() if value is not None}
         values = {**DEFAULTS, **(read_config(config) if config else {}), **options}
-        run(read_prompts(prompts, prompt_file), out, values, shard=parse_shard(shard), trace=trace, as_json=as_json)
+        part = parse_shard(shard, shard_by)
+        run(read_prompts(prompts, prompt_file), out, values, shard=part, trace=trace, as_json=as_json)
 
 
 def run(
@@ -234,8 +237,15 @@ def read_prompts(prompts: list[str] | None, path: Path | None) -> list[str | dic
     return found
 
 
-def parse_shard(text: str | None) -> tuple[int, int]:
-    """Reads `i/n`; (0, 1) where omitted."""
+def parse_shard(text: str | None, by: str | None = None) -> tuple[int, int]:
+    """Reads `i/n`, or with by="index" torchrun's RANK and WORLD_SIZE; (0, 1) where both are omitted."""
+    if by is not None:
+        if by != "index" or text is not None:
+            raise ValueError(f"--shard-by {by}: write --shard-by index, and then no --shard")
+        try:
+            text = f"{os.environ['RANK']}/{os.environ['WORLD_SIZE']}"
+        except KeyError:
+            raise ValueError("--shard-by index reads torchrun's RANK and WORLD_SIZE; or write --shard i/n") from None
     if text is None:
         return 0, 1
     rank, slash, world = text.partition("/")

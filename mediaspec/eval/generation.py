@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import io
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ..pipelines.versions import versions
 from ..rules import make_rule
 from .manifest import FinishedImage, Item, Manifest, ManifestError
 
-__all__ = ["Generation", "RunSettings", "generate_images", "load_pipeline", "model_fingerprint"]
+__all__ = ["Generation", "RunSettings", "generate_images", "load_pipeline", "model_fingerprint", "quiet_loading"]
 
 TRACE_FILE = "trace/{id}.png"
 WHOLE_FILE = 64 << 20
@@ -109,9 +110,26 @@ def load_pipeline(settings: RunSettings) -> Any:
     names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if settings.dtype not in names:
         raise ValueError(f"dtype {settings.dtype!r} is not known; write one of {', '.join(names)}")
-    pipe = AutoPipeline.from_pretrained(settings.model, dtype=names[settings.dtype])
+    with quiet_loading():
+        pipe = AutoPipeline.from_pretrained(settings.model, dtype=names[settings.dtype])
     pipe.set_progress_bar_config(disable=True)
     return pipe.to(settings.device)
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Silences the progress bars that diffusers and transformers draw while loading."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    shown = [log for log in (diffusers_logging, transformers_logging) if log.is_progress_bar_enabled()]
+    for log in shown:
+        log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for log in shown:
+            log.enable_progress_bar()
 
 
 def model_fingerprint(model: str) -> str | None:

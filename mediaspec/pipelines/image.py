@@ -27,7 +27,15 @@ from ..rules import AcceptanceRule, ExactRule
 from ..targets.llamagen import LlamaGenTarget
 from .choices import choose_drafter, choose_rule, drafter_name, name_of, settings_of
 from .keywords import refuse_unknown
-from .loading import LOADING_KEYWORDS, SAVING_KEYWORDS, bring_in, load_component, local_folder, read_index
+from .loading import (
+    LOADING_KEYWORDS,
+    SAVING_KEYWORDS,
+    bring_in,
+    load_component,
+    local_folder,
+    read_index,
+    readable_weights,
+)
 from .output import ImagePipelineOutput
 from .watch import Callback, Watch
 
@@ -82,7 +90,7 @@ class ImagePipeline(DiffusionPipeline):
 
         Raises:
             TypeError: an unknown keyword, naming the nearest valid one.
-            ValueError: no saved pipeline there, or components that do not fit each other.
+            ValueError: no saved pipeline there, damaged weights, or components that do not fit each other.
         """
         modules, options = cls._get_signature_keys(cls)
         refuse_unknown(kwargs, [*modules, *options, *LOADING_KEYWORDS], f"{cls.__name__}.from_pretrained()")
@@ -96,12 +104,13 @@ class ImagePipeline(DiffusionPipeline):
         given: dict[str, Any] = {name: kwargs.pop(name) for name in ("rule", "drafter") if name in kwargs}
         if "torch_dtype" not in kwargs:
             kwargs["dtype"] = kwargs.get("dtype") or torch.float32
-        pipe = super().from_pretrained(folder, rule=None, drafter=None, **kwargs)
         dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
         if isinstance(dtype, dict):
             dtype = dtype.get("drafter", dtype.get("default", torch.float32))
-        for name in {"rule", "drafter"} - set(given):
-            given[name] = load_component(folder, name, index.get(name), dtype, kwargs.get("variant"))
+        with readable_weights(folder):
+            pipe = super().from_pretrained(folder, rule=None, drafter=None, **kwargs)
+            for name in {"rule", "drafter"} - set(given):
+                given[name] = load_component(folder, name, index.get(name), dtype, kwargs.get("variant"))
         rule, drafter = choose_rule(given["rule"], pipe.rule), given["drafter"]
         if rule is None:
             raise ValueError("rule='plain' is a choice of the call, not a component; write pipe(..., rule='plain')")
@@ -129,6 +138,21 @@ class ImagePipeline(DiffusionPipeline):
                     "and ConfigMixin, or be a PreTrainedModel"
                 )
         super().save_pretrained(save_directory, **kwargs)
+
+    def enable_sequential_cpu_offload(self, *args: Any, **kwargs: Any) -> None:
+        """Refused: decoding prepares all weights of the transformer at once.
+
+        Raises:
+            ValueError: always, naming what works.
+        """
+        raise ValueError(
+            "layer-wise offload cannot work here, decoding keeps the transformer's weights prepared as a whole; call "
+            "enable_model_cpu_offload()"
+        )
+
+    def enable_group_offload(self, *args: Any, **kwargs: Any) -> None:
+        """Refused for the reason of `enable_sequential_cpu_offload`."""
+        self.enable_sequential_cpu_offload()
 
     @property
     def grid(self) -> tuple[int, int]:

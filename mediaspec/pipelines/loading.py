@@ -11,11 +11,14 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 __all__ = [
     "EMBEDDED",
@@ -27,6 +30,7 @@ __all__ = [
     "load_component",
     "local_folder",
     "read_index",
+    "readable_weights",
 ]
 
 # every keyword that DiffusionPipeline.from_pretrained takes out of **kwargs and that a pipeline of ours can honour
@@ -98,6 +102,28 @@ def read_index(folder: str) -> dict[str, Any]:
     if not isinstance(index, dict):
         raise ValueError(f"{folder}/model_index.json holds a {type(index).__name__}; save the pipeline again")
     return index
+
+
+@contextmanager
+def readable_weights(folder: str) -> Iterator[None]:
+    """Turns the error of a damaged weight file into one that names the files.
+
+    Raises:
+        ValueError: a .safetensors file below `folder` is truncated or no safetensors file at all.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        damaged = []
+        for path in sorted(Path(folder).rglob("*.safetensors")):
+            try:
+                with safe_open(path, framework="pt"):
+                    pass
+            except SafetensorError:
+                damaged.append(str(path))
+        raise ValueError(
+            f"damaged weights: {', '.join(damaged) or folder} ({error}); copy or download the file again"
+        ) from error
 
 
 def component_class(module: str, name: str) -> type:

@@ -94,6 +94,14 @@ def test_shards_make_the_same_pictures(command, model, tmp_path) -> None:
     assert read_manifest(tmp_path / "one") == read_manifest(tmp_path / "two")
 
 
+def test_a_torchrun_worker_takes_its_shard(command, model, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    options = ("--out", tmp_path, "--model", model, "--shard-by", "index", "--json")
+    line = report(command("generate", "image", "a cat", "a dog", "a car", *options))
+    assert line["images"] == [str(tmp_path / "000001.png")] and (tmp_path / "manifest-1-of-2.jsonl").exists()
+
+
 def test_a_config_file_gives_defaults_and_options_win(command, model, tmp_path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text(f"model: {model}\nrule: cool_sd\ndelta: 1.4\nnum_images: 2\nseed: 5\n")
@@ -196,6 +204,8 @@ def test_sigkill_at_random_moments_changes_nothing(command, model, tmp_path) -> 
         (["a cat", "--num-images", "0"], "--num-images"),
         (["a cat", "--batch-size", "0"], "batch_size"),
         (["a cat", "--shard", "3/2"], "--shard"),
+        (["a cat", "--shard-by", "rank"], "--shard-by index"),
+        (["a cat", "--shard-by", "index"], "RANK"),
         (["a cat", "--tree", "x"], "--tree"),
         (["a cat", "--temperature", "-1"], "temperature"),
         (["a cat", "--config", "no-such"], "no such file or preset"),
@@ -205,7 +215,8 @@ def test_sigkill_at_random_moments_changes_nothing(command, model, tmp_path) -> 
         ([""], "prompt 0 is empty"),
     ],
 )
-def test_bad_input_is_one_line_and_code_2(command, model, tmp_path, arguments: list, message: str) -> None:
+def test_bad_input_is_one_line_and_code_2(command, model, tmp_path, monkeypatch, arguments, message: str) -> None:
+    monkeypatch.delenv("RANK", raising=False)
     result = command("generate", "image", *arguments, "--model", model, "--out", tmp_path / "out")
     assert result.exit_code == 2 and "Traceback" not in result.output
     assert message in result.stderr, result.stderr
