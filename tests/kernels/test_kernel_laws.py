@@ -1,4 +1,4 @@
-"""The laws that verification emits, by chi-square on fixed seeds: a correct kernel fails one of these 1 time in 1000."""
+"""Laws that verification emits, by chi-square on fixed seeds: a correct kernel fails each 1 time in 1000."""
 
 import pytest
 import torch

@@ -63,8 +63,8 @@ def test_no_host_sync_on_the_device():
         assert verdict.next_token.shape == (2,)
 
 
-# Four rows of three drafts over four tokens. Laws, uniforms and noise are written out; the expected values were computed
-# in float64 from the formulas of arXiv:2601.09212 (accept min(1, omega P / Q), residual [P - Q f]_+, argmax(w / noise)).
+# Four rows of three drafts over four tokens. Laws, uniforms and noise are written out; the expected values were
+# computed in float64 from arXiv:2601.09212 (accept min(1, omega P / Q), residual [P - Q f]_+, argmax(w / noise)).
 DRAFT = [[2, 3, 0], [1, 3, 1], [3, 1, 2], [1, 2, 3]]
 A, B_, C, D = [0.4, 0.3, 0.2, 0.1], [0.1, 0.4, 0.3, 0.2], [0.2, 0.1, 0.4, 0.3], [0.3, 0.2, 0.1, 0.4]
 TARGET_LAWS = [[A, B_, C, D], [B_, C, D, A], [C, D, A, B_], [D, A, B_, C]]
