@@ -9,7 +9,7 @@ from ..core.rng import TARGET
 from ..core.types import DecodeState, Draft
 from ..kernels.sample import Sampled, sample
 
-__all__ = ["draft_lengths", "draft_steps", "draw", "padded_chain", "per_branch"]
+__all__ = ["Numbers", "draft_lengths", "draft_steps", "padded_chain", "per_branch"]
 
 
 def draft_steps(state: DecodeState, budget: int) -> int:
@@ -23,39 +23,53 @@ def draft_lengths(state: DecodeState, budget: int) -> Tensor:
     return (state.target.num_tokens - 1 - state.lengths).clamp(min=0, max=budget)
 
 
-def draw(state: DecodeState, logits: Tensor, depth: int, width: int = 1) -> Sampled:
-    """Draws the draft tokens at `depth` (0 is the next token) from the law the target would use on these logits.
+class Numbers:
+    """Positions and noise of all draft depths of one round, gathered at once: per depth only views are left to make.
 
     Args:
-        logits: [B, G, N, V]; the N rows are nodes of one depth, so they share a position and its noise.
-        width: children per node, drawn without replacement.
-
-    Returns:
-        tokens [B, N] or [B, N, width]; `logp` [B, N, V], None where the rule couples (it compares tokens only).
+        state: the rows at the start of the round.
+        depth: how many draft positions there are.
     """
-    count = logits.shape[2]
-    positions = (state.lengths + depth).clamp(max=state.target.num_tokens - 1)[:, None]
-    noise = state.rng.noise(positions, state.draft_purpose)
-    forced = state.forced[:, depth, None] if state.forced is not None else None
-    if count > 1:
-        positions = positions.expand(-1, count)
-        noise = noise.expand(-1, count, -1) if noise is not None else None
-        forced = forced.expand(-1, count) if forced is not None else None
-    drawn = sample(
-        logits,
-        state.warp,
-        seeds=state.rng.seeds,
-        positions=positions,
-        purpose=state.draft_purpose,
-        guidance=state.guidance if logits.shape[1] == 2 else None,
-        allowed=state.allowed,
-        forced=forced,
-        noise=noise,
-        width=width,
-        need_logp=state.draft_purpose != TARGET,
-    )
-    # -1 marks an undefined law (overflow in a half-precision head): any id will do, verification refuses it
-    return Sampled(drawn.tokens.clamp(min=0), drawn.logp)
+
+    def __init__(self, state: DecodeState, depth: int) -> None:
+        order = torch.arange(depth, device=state.lengths.device)
+        self.positions = (state.lengths[:, None] + order).clamp_(max=state.target.num_tokens - 1)
+        self.noise = state.rng.noise(self.positions, state.draft_purpose)
+        self.forced = state.forced
+
+    def draw(self, state: DecodeState, logits: Tensor, depth: int, width: int = 1) -> Sampled:
+        """Draws the draft tokens at `depth` (0 is the next token) from the law the target would use on these logits.
+
+        Args:
+            logits: [B, G, N, V]; the N rows are nodes of one depth, so they share a position and its noise.
+            width: children per node, drawn without replacement.
+
+        Returns:
+            tokens [B, N] or [B, N, width]; `logp` [B, N, V], None where the rule couples (it compares tokens only).
+        """
+        count, here = logits.shape[2], slice(depth, depth + 1)
+        positions = self.positions[:, here]
+        noise = self.noise[:, here] if self.noise is not None else None
+        forced = self.forced[:, here] if self.forced is not None else None
+        if count > 1:
+            positions = positions.expand(-1, count)
+            noise = noise.expand(-1, count, -1) if noise is not None else None
+            forced = forced.expand(-1, count) if forced is not None else None
+        drawn = sample(
+            logits,
+            state.warp,
+            seeds=state.rng.seeds,
+            positions=positions,
+            purpose=state.draft_purpose,
+            guidance=state.guidance if logits.shape[1] == 2 else None,
+            allowed=state.allowed,
+            forced=forced,
+            noise=noise,
+            width=width,
+            need_logp=state.draft_purpose != TARGET,
+        )
+        # -1 marks an undefined law (overflow in a half-precision head): any id will do, verification refuses it
+        return Sampled(drawn.tokens.clamp_(min=0), drawn.logp)
 
 
 def padded_chain(state: DecodeState, drawn: list[Sampled], budget: int) -> Draft:

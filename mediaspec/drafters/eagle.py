@@ -19,7 +19,7 @@ from ..core.guidance import expand_index, expand_rows, split_branches
 from ..core.kv import KVStore, Slots
 from ..core.tree import TreeSpec
 from ..core.types import DecodeState, Draft, Target, TargetOutput, Verdict
-from ._draw import draft_lengths, draft_steps, draw, padded_chain, per_branch
+from ._draw import Numbers, draft_lengths, draft_steps, padded_chain, per_branch
 from ._levels import Level, expand_children, tree_levels
 
 __all__ = ["DraftHead", "DraftStep", "EagleDrafter"]
@@ -127,10 +127,8 @@ class EagleDrafter:
     def propose(self, state: DecodeState, budget: int, tree: TreeSpec | None = None) -> Draft:
         run = self._live()
         hidden = self._catch_up(state, run)
-        lengths, host_lengths = run.store.lengths, run.store.host_lengths
-        draft = self._grow(state, run, hidden, tree) if tree is not None else self._chain(state, run, hidden, budget)
-        run.store.rollback(lengths, host_lengths)
-        return draft
+        # draft slots lie behind the committed ones, whose lengths do not move: nothing to roll back
+        return self._grow(state, run, hidden, tree) if tree is not None else self._chain(state, run, hidden, budget)
 
     def observe(self, state: DecodeState, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         run = self._live()
@@ -199,18 +197,17 @@ class EagleDrafter:
 
     def _chain(self, state: DecodeState, run: _Run, hidden: Tensor, budget: int) -> Draft:
         steps = draft_steps(state, budget)
-        one, host_one = torch.ones_like(run.store.lengths), [1] * run.store.rows
-        drawn = []
-        for depth in range(steps):
-            if depth:
-                tokens = expand_rows(drawn[-1].tokens, run.branches)
-                hidden = run.step(tokens, hidden, run.store, run.store.plan(1))
-                run.store.advance(one, host_one)
-            drawn.append(draw(state, self._laws(state, run, hidden), depth))
+        numbers = Numbers(state, steps)
+        drawn = [numbers.draw(state, self._laws(state, run, hidden), 0)]
+        for depth in range(1, steps):
+            slots = _next_slot(run.store, depth - 1)
+            hidden = run.step(expand_rows(drawn[-1].tokens, run.branches), hidden, run.store, slots)
+            drawn.append(numbers.draw(state, self._laws(state, run, hidden), depth))
         return padded_chain(state, drawn, budget)
 
     def _grow(self, state: DecodeState, run: _Run, hidden: Tensor, tree: TreeSpec) -> Draft:
         levels = tree_levels(tree, state.tokens.device)
+        numbers = Numbers(state, tree.max_depth)
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
         for depth, level in enumerate(levels):
@@ -218,12 +215,24 @@ class EagleDrafter:
                 fed = expand_rows(tokens[-1].index_select(1, level.among_siblings), run.branches)
                 parents = hidden.index_select(1, level.parents)
                 hidden = run.step(fed, parents, run.store, _level_slots(run.store, level, depth - 1))
-            drawn = draw(state, self._laws(state, run, hidden), depth, level.width)
+            drawn = numbers.draw(state, self._laws(state, run, hidden), depth, level.width)
             tokens.append(expand_children(drawn.tokens, level))
             if drawn.logp is not None:
                 laws.append(drawn.logp)
         lengths = draft_lengths(state, tree.max_depth)
         return Draft(torch.cat(tokens, 1), lengths, torch.cat(laws, 1) if laws else None, tree)
+
+
+def _next_slot(store: KVStore, ahead: int) -> Slots:
+    """The slot `ahead` places behind the committed ones, one per row; the slots in between are this draft's own."""
+    longest = max(store.host_lengths)
+    live = longest + ahead + 1
+    where = (store.lengths + ahead)[:, None]
+    if min(store.host_lengths) == longest:
+        return Slots(live - 1, None, where, live, None)
+    closed = torch.arange(live, device=where.device) > where
+    mask = torch.zeros(closed.shape, dtype=store.keys.dtype, device=where.device).masked_fill_(closed, float("-inf"))
+    return Slots(None, where[:, None, :, None], where, live, mask[:, None, None])
 
 
 def _level_slots(store: KVStore, level: Level, depth: int) -> Slots:

@@ -15,7 +15,7 @@ from ..core.guidance import expand_index, expand_rows, split_branches
 from ..core.kv import KVStore
 from ..core.tree import TreeSpec
 from ..core.types import DecodeState, Draft, Target, TargetOutput, Verdict
-from ._draw import draft_lengths, draft_steps, draw, padded_chain, per_branch
+from ._draw import Numbers, draft_lengths, draft_steps, padded_chain, per_branch
 from ._levels import expand_children, tree_levels
 
 __all__ = ["ModelDrafter"]
@@ -130,24 +130,25 @@ class ModelDrafter:
 
     def _chain(self, state: DecodeState, run: _Run, logits: Tensor, budget: int) -> Draft:
         one, host_one = torch.ones_like(run.cache.lengths), [1] * run.cache.rows
-        drawn = []
-        for depth in range(draft_steps(state, budget)):
-            if depth:
-                logits = self.target.score(expand_rows(drawn[-1].tokens, run.branches), run.cache).logits
-                run.cache.advance(one, host_one)
-            drawn.append(draw(state, split_branches(logits, run.branches), depth))
+        steps = draft_steps(state, budget)
+        numbers = Numbers(state, steps)
+        drawn = [numbers.draw(state, split_branches(logits, run.branches), 0)]
+        for depth in range(1, steps):
+            logits = self.target.score(expand_rows(drawn[-1].tokens, run.branches), run.cache).logits
+            run.cache.advance(one, host_one)
+            drawn.append(numbers.draw(state, split_branches(logits, run.branches), depth))
         return padded_chain(state, drawn, budget)
 
     def _grow(self, state: DecodeState, run: _Run, logits: Tensor, tree: TreeSpec) -> Draft:
         """Level by level; every level is one pass over the nodes so far, which needs nothing beyond `Target.score`."""
-        tokens = state.last_token[:, None]
+        tokens, numbers = state.last_token[:, None], Numbers(state, tree.max_depth)
         laws: list[Tensor] = []
         for depth, level in enumerate(tree_levels(tree, tokens.device)):
             if depth:
                 known = TreeSpec(tree.parents[: tokens.shape[1] - 1])
                 logits = self.target.score(expand_rows(tokens, run.branches), run.cache, known).logits
                 logits = logits.index_select(1, level.rows)
-            drawn = draw(state, split_branches(logits, run.branches), depth, level.width)
+            drawn = numbers.draw(state, split_branches(logits, run.branches), depth, level.width)
             tokens = torch.cat([tokens, expand_children(drawn.tokens, level)], 1)
             if drawn.logp is not None:
                 laws.append(drawn.logp)

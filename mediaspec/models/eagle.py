@@ -1,9 +1,9 @@
 """One-block draft head over a target's hidden states (EAGLE, arXiv:2401.15077; multi-step training, arXiv:2503.01840).
 
 Letters: R rows, N slots, D hidden size of the target, H heads, T image tokens, S cache slots.
-Slot i holds the embedding of image token i and the target's hidden state that predicted token i (last layer, before the
-final norm); the head predicts the hidden state that predicts token i + 1. Logits come from the target's own final norm
-and output matrix, so a head knows no vocabulary.
+Slot i holds the embedding of image token i and the target's hidden state that predicted token i (last layer, before
+the final norm); the head predicts the hidden state that predicts token i + 1. Logits come from the target's own final
+norm and output matrix, so a head knows no vocabulary.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class EagleHead(PreTrainedModel):
         return cos[start : start + count].to(self.device), sin[start : start + count].to(self.device)
 
     def read(self, hidden: Tensor, guidance: Tensor | None) -> Tensor:
-        """The target's hidden states [R, N, D] as this head takes them: combined over branches where it is ``guided``."""
+        """The target's hidden states [R, N, D] as this head takes them: a ``guided`` one combines the branches."""
         return guided_hidden(hidden, guidance) if self.config.guided and guidance is not None else hidden
 
     def prepare(self, embeddings: Tensor, dtype: torch.dtype | None = None) -> EagleStep:

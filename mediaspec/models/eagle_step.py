@@ -2,7 +2,7 @@
 
 At one row a draft step is memory traffic plus operator overhead, and it must stay far below a target pass. Norm
 weights move into the matrices behind them, the embedding half of the first matrix becomes a table over the vocabulary,
-queries and keys are rotated together as complex numbers: about 30 operators, and D^2 weights fewer to read.
+queries and keys are rotated together as complex numbers: some 25 operators, and D^2 weights fewer to read.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ class EagleStep:
             )
         self.dtype = head.dtype
         self.heads, self.head_dim, self.eps = config.num_attention_heads, config.head_dim, config.rms_norm_eps
-        # float32: x / |x| and sqrt(D) in the weights, 3 small operators; F.rms_norm runs 6 on the CPU
+        # float32: x / |x| with sqrt(D) in the weights, 3 small operators; F.rms_norm runs 6 on the CPU
         self.direct = self.dtype == torch.float32
-        self.floor = torch.tensor(math.sqrt(size * self.eps), device=device)
         gain = math.sqrt(size) if self.direct else 1.0
         kept = dtype if dtype is not None else self.dtype
         rounded = dtype is None and self.direct and device.type == "cpu"
@@ -71,12 +70,14 @@ class EagleStep:
             scale = float(head.logit_scale.detach())
         self.logit_scale = None if scale == 1.0 else scale
         cos, sin = head.rotary(config.max_positions)
-        self.rotation = torch.complex(cos, sin)[:, None, None]
+        turn = torch.complex(cos, sin)
+        # one product turns queries and keys and leaves values alone: [positions, 3, 1, head_dim / 2]
+        self.rotation = torch.stack([turn, turn, torch.ones_like(turn)], 1)[:, :, None]
 
     def _unit(self, x: Tensor) -> Tensor:
         """x divided by its norm (float32) or RMS (half precision); the weights behind carry the rest."""
         if self.direct:
-            return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
+            return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min_(1e-6)
         return F.rms_norm(x, x.shape[-1:], eps=self.eps)
 
     def __call__(self, tokens: Tensor, hidden: Tensor, store: KVStore, slots: Slots) -> Tensor:
@@ -86,20 +87,24 @@ class EagleStep:
             tokens: [R, N] int64, the token of every slot.
             hidden: [R, N, D], the (true or predicted) hidden state that predicted it.
             store: where keys and values go; its lengths do not move.
-            slots: what `store.plan` gave, or a tree level's own plan; `positions` are image positions.
+            slots: what `store.plan` gave, or a tree level's own plan; `positions` are image positions. Without a mask
+                it is one slot per row, the same for all rows, that stands at its own position `start`.
 
         Returns:
             [R, N, D].
         """
-        rows, count = tokens.shape
-        x = F.embedding(tokens, self.table) + self.enter(self._unit(hidden))
-        qkv = self.wqkv(self._unit(x)).view(rows, count, 3, self.heads, self.head_dim)
-        turn = self.rotation[slots.positions.clamp(max=self.rotation.shape[0] - 1)]
-        pairs = torch.view_as_complex(qkv[:, :, :2].float().unflatten(-1, (-1, 2)))
-        qk = torch.view_as_real(pairs * turn).flatten(-2).to(self.dtype)
-        keys, values = store.write(0, slots, qk[:, :, 1].transpose(1, 2), qkv[:, :, 2].transpose(1, 2))
-        seen = F.scaled_dot_product_attention(qk[:, :, 0].transpose(1, 2), keys, values, slots.mask)
+        (rows, count), half = tokens.shape, self.head_dim // 2
+        x = self.enter(self._unit(hidden)) + torch.embedding(self.table, tokens)
+        last = self.rotation.shape[0] - 1
+        if slots.mask is None and slots.start is not None:
+            turn = self.rotation[min(slots.start, last)]
+        else:
+            turn = self.rotation[slots.positions.clamp(max=last)]
+        qkv = self.wqkv(self._unit(x)).float().view(torch.complex64).view(rows, count, 3, self.heads, half) * turn
+        q, k, v = qkv.view(torch.float32).to(self.dtype).permute(2, 0, 3, 1, 4).unbind(0)
+        keys, values = store.write(0, slots, k, v)
+        seen = F.scaled_dot_product_attention(q, keys, values, slots.mask)
         x = x + self.wo(seen.transpose(1, 2).reshape(rows, count, self.heads * self.head_dim))
         gate, up = self.w13(self._unit(x)).chunk(2, dim=-1)
-        x = x + self.w2(F.silu(gate) * up)
+        x = x + self.w2(F.silu(gate).mul_(up))
         return torch.addcmul(hidden, x, self.out_scale)
