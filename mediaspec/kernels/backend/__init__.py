@@ -19,12 +19,13 @@ import functools
 import importlib.util
 import os
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-__all__ = ["ENVIRONMENT_VARIABLE", "Impl", "OPERATIONS", "choose", "describe"]
+__all__ = ["ENVIRONMENT_VARIABLE", "Impl", "OPERATIONS", "choose", "describe", "launching_on"]
 
 Impl = Literal["reference", "triton"]
 
@@ -87,6 +88,11 @@ def choose(op: str, tensor: Tensor, impl: str | None = None) -> Impl:
     if reason is not None:
         raise ValueError(f"{op}: {source}='triton' cannot run because {reason}; or write 'reference'.")
     return "triton"
+
+
+def launching_on(tensor: Tensor) -> AbstractContextManager[object]:
+    """Makes the tensor's CUDA device the current one: Triton launches there, wherever the tensors live."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def describe() -> dict[str, object]:

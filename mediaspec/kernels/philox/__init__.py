@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..backend import choose
+from ..backend import choose, launching_on
 from . import reference
 
 __all__ = ["ACCEPT", "DRAFT", "TARGET", "exponential", "uniform"]
@@ -50,7 +50,8 @@ def uniform(seeds: Tensor, positions: Tensor, purpose: int, sibling: int = 0, *,
     if choose("philox.uniform", seeds, impl) == "triton":
         from .triton import uniform as run
 
-        return run(seeds, positions, purpose, sibling)
+        with launching_on(seeds):
+            return run(seeds, positions, purpose, sibling)
     return reference.uniform(seeds, positions, purpose, sibling)
 
 
@@ -70,5 +71,6 @@ def exponential(seeds: Tensor, positions: Tensor, vocab_size: int, purpose: int,
     if choose("philox.exponential", seeds, impl) == "triton":
         from .triton import exponential as run
 
-        return run(seeds, positions, vocab_size, purpose)
+        with launching_on(seeds):
+            return run(seeds, positions, vocab_size, purpose)
     return reference.exponential(seeds, positions, vocab_size, purpose)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..backend import choose
+from ..backend import choose, launching_on
 
 __all__ = ["Sampled", "Warp", "sample", "warp_logits"]
 
@@ -93,9 +93,12 @@ def warp_logits(
     _check(logits, guidance, allowed, forced)
     if choose("sample.warp_logits", logits, impl) == "triton":
         from .triton import warp_logits as run
-    else:
-        from .reference import warp_logits as run
-    return run(logits, warp, guidance, allowed, forced)
+
+        with launching_on(logits):
+            return run(logits, warp, guidance, allowed, forced)
+    from . import reference
+
+    return reference.warp_logits(logits, warp, guidance, allowed, forced)
 
 
 def sample(
@@ -134,11 +137,15 @@ def sample(
         raise ValueError(
             f"width={width} is not allowed: write a number from 1 to the vocabulary size {logits.shape[-1]}."
         )
+    arguments = (logits, warp, seeds, positions, purpose, guidance, allowed, forced, noise, width, need_logp)
     if choose("sample", logits, impl) == "triton":
         from .triton import sample as run
-    else:
-        from .reference import sample as run
-    return run(logits, warp, seeds, positions, purpose, guidance, allowed, forced, noise, width, need_logp)
+
+        with launching_on(logits):
+            return run(*arguments)
+    from . import reference
+
+    return reference.sample(*arguments)
 
 
 def _check(logits: Tensor, guidance: Tensor | None, allowed: Tensor | None, forced: Tensor | None) -> None:

@@ -29,7 +29,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..backend import choose
+from ..backend import choose, launching_on
 from ..sample import Warp, _check
 
 __all__ = ["ChainVerdict", "Mode", "Residual", "verify_chain"]
@@ -134,11 +134,15 @@ def verify_chain(
         raise ValueError(f"mode={mode!r} is unknown; write 'ratio' or 'match'.")
     if residual not in ("gstar", "band"):
         raise ValueError(f"residual={residual!r} is unknown; write 'gstar' or 'band'.")
-    if choose("verify_chain", target_logits, impl) == "triton":
-        from .triton import verify_chain as run
-    else:
-        from .reference import verify_chain as run
-    return run(
+    arguments = (
         target_logits, tokens, lengths, warp, draft_logp, seeds, start, scale, offset, residual, guidance, allowed,
         forced, noise, uniforms, mode, need_choices, need_logp,
     )  # fmt: skip
+    if choose("verify_chain", target_logits, impl) == "triton":
+        from .triton import verify_chain as run
+
+        with launching_on(target_logits):
+            return run(*arguments)
+    from . import reference
+
+    return reference.verify_chain(*arguments)

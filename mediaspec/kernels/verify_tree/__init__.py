@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..backend import choose
+from ..backend import choose, launching_on
 from ..sample import Warp, _check
 from ..verify_chain import Mode, Residual
 
@@ -146,11 +146,15 @@ def verify_tree(
         raise ValueError(f"mode={mode!r} is unknown; write 'ratio' or 'match'.")
     if residual not in ("gstar", "band"):
         raise ValueError(f"residual={residual!r} is unknown; write 'gstar' or 'band'.")
-    if choose("verify_tree", target_logits, impl) == "triton":
-        from .triton import verify_tree as run
-    else:
-        from .reference import verify_tree as run
-    return run(
+    arguments = (
         target_logits, tokens, depth_limit, tree, warp, draft_logp, seeds, start, scale, offset, residual, guidance,
         allowed, forced, noise, uniforms, mode, need_choices, need_logp,
     )  # fmt: skip
+    if choose("verify_tree", target_logits, impl) == "triton":
+        from .triton import verify_tree as run
+
+        with launching_on(target_logits):
+            return run(*arguments)
+    from . import reference
+
+    return reference.verify_tree(*arguments)
