@@ -37,8 +37,8 @@ class DecodingError(ValueError):
         self.rows, self.position = list(rows), position
         super().__init__(
             f"row(s) {self.rows}: no token can be drawn at position {position}: the target's logits are NaN or "
-            f"infinite, or every admissible token has zero probability; check the weights, the dtype (float16 overflows where "
-            f"bfloat16 and float32 do not), the guidance scale and the token mask"
+            f"infinite, or every admissible token has zero probability; check the weights, the dtype (float16 overflows "
+            f"where bfloat16 and float32 do not), the guidance scale and the token mask"
         )
 
 
@@ -298,7 +298,7 @@ class Engine:
         tokens = draft.tokens
         if state.forced is not None:
             depth = draft.tree.depth_tensor(tokens.device)[1:] - 1 if draft.tree is not None else None
-            forced = state.forced[:, :-1] if depth is None else state.forced[:, depth]
+            forced = state.forced[:, : tokens.shape[1]] if depth is None else state.forced[:, depth]
             tokens = torch.where(forced >= 0, forced, tokens)
         return replace(draft, tokens=tokens, lengths=lengths)
 
@@ -310,7 +310,7 @@ class Engine:
             guidance=state.guidance,
             rng=state.rng,
             start=state.lengths,
-            forced=state.forced,
+            forced=state.forced[:, : draft.tokens.shape[1] + 1] if state.forced is not None else None,
             allowed=state.allowed,
             need_choices="choices" in drafter.needs,
             need_logp="target_logp" in drafter.needs,

@@ -37,6 +37,7 @@ class RowRng:
         ValueError: seeds are not a [B] int64 tensor.
 
     Example:
+        >>> import torch
         >>> rng = RowRng(torch.tensor([11, 12]), vocab_size=8, horizon=16)
         >>> rng.uniform(torch.tensor([[0, 1], [4, 5]]), ACCEPT).shape
         torch.Size([2, 2])

@@ -28,7 +28,7 @@ class Draft:
     """Tokens proposed for one round.
 
     Args:
-        tokens: [B, K] int64 for a chain; [B, N] for a tree, nodes in level order.
+        tokens: [B, k] int64 for a chain, 1 <= k <= K; [B, N] for a tree, nodes in level order.
         lengths: [B] int64, how many leading positions (chain) or levels (tree) of a row count.
         logp: float32 log-probabilities of exactly the law each token was drawn from, -inf where excluded.
             Chain: [B, K, V]. Tree: [B, P, V], one row per internal node (`TreeSpec.internal`), the law its
@@ -53,8 +53,8 @@ class Verdict:
         path: [B, depth] int64 node rows (1-based; 0 is the root) of the accepted path, -1 beyond it; None for chains.
         choices: [B, K+1] int64: the target's own draw at every scored position under the shared noise (match mode).
         target_logp: [B, K+1, V] float32: the target's processed log-law at every scored position.
-        hellinger: [B, K] float32: squared Hellinger distance of the emitted and the target law at tested positions, times
-            prod sqrt(P/m) over the tokens emitted before it in this round.
+        hellinger: [B, K] float32: squared Hellinger distance of the emitted and the target law at tested positions,
+            times prod sqrt(P/m) over the tokens emitted before it in this round.
         weight: [B] float32: log of prod sqrt(P/m) over all tokens emitted this round.
     """
 

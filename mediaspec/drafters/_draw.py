@@ -9,7 +9,7 @@ from ..core.rng import TARGET
 from ..core.types import DecodeState, Draft
 from ..kernels.sample import Sampled, sample
 
-__all__ = ["Numbers", "draft_lengths", "draft_steps", "padded_chain", "per_branch"]
+__all__ = ["Numbers", "draft_lengths", "draft_steps", "joined_chain", "per_branch"]
 
 
 def draft_steps(state: DecodeState, budget: int) -> int:
@@ -37,15 +37,18 @@ class Numbers:
         self.noise = state.rng.noise(self.positions, state.draft_purpose)
         self.forced = state.forced
 
-    def draw(self, state: DecodeState, logits: Tensor, depth: int, width: int = 1) -> Sampled:
+    def draw(
+        self, state: DecodeState, logits: Tensor, depth: int, width: int = 1, need_logp: bool = False
+    ) -> Sampled:
         """Draws the draft tokens at `depth` (0 is the next token) from the law the target would use on these logits.
 
         Args:
             logits: [B, G, N, V]; the N rows are nodes of one depth, so they share a position and its noise.
             width: children per node, drawn without replacement.
+            need_logp: return the law even where the rule couples and only compares tokens.
 
         Returns:
-            tokens [B, N] or [B, N, width]; `logp` [B, N, V], None where the rule couples (it compares tokens only).
+            tokens [B, N] or [B, N, width]; `logp` [B, N, V], else None where the rule couples.
         """
         count, here = logits.shape[2], slice(depth, depth + 1)
         positions = self.positions[:, here]
@@ -66,21 +69,17 @@ class Numbers:
             forced=forced,
             noise=noise,
             width=width,
-            need_logp=state.draft_purpose != TARGET,
+            need_logp=need_logp or state.draft_purpose != TARGET,
         )
         # -1 marks an undefined law (overflow in a half-precision head): any id will do, verification refuses it
         return Sampled(drawn.tokens.clamp_(min=0), drawn.logp)
 
 
-def padded_chain(state: DecodeState, drawn: list[Sampled], budget: int) -> Draft:
-    """Joins the draws of a chain to a `Draft` of `budget` positions.
-
-    Near the end of an image fewer draws are made; the last one is repeated and `lengths` cuts it off.
-    """
-    drawn = drawn + drawn[-1:] * (budget - len(drawn))
+def joined_chain(state: DecodeState, drawn: list[Sampled]) -> Draft:
+    """Joins the draws of a chain to a `Draft`; near the end of an image `lengths` cuts rows short."""
     tokens = torch.cat([one.tokens for one in drawn], 1)
-    laws = [one.logp for one in drawn if one.logp is not None]
-    return Draft(tokens, draft_lengths(state, budget), torch.cat(laws, 1) if laws else None)
+    laws = [one.logp for one in drawn if one.logp is not None] if state.draft_purpose != TARGET else []
+    return Draft(tokens, draft_lengths(state, len(drawn)), torch.cat(laws, 1) if laws else None)
 
 
 def per_branch(values: Tensor, branches: int) -> Tensor:

@@ -8,7 +8,8 @@ with the target's true hidden states, then K - 1 slots of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +20,7 @@ from ..core.guidance import expand_index, expand_rows, split_branches
 from ..core.kv import KVStore, Slots
 from ..core.tree import TreeSpec
 from ..core.types import DecodeState, Draft, Target, TargetOutput, Verdict
-from ._draw import Numbers, draft_lengths, draft_steps, padded_chain, per_branch
+from ._draw import Numbers, draft_lengths, draft_steps, joined_chain, per_branch
 from ._levels import Level, expand_children, tree_levels
 
 __all__ = ["DraftHead", "DraftStep", "EagleDrafter"]
@@ -196,14 +197,34 @@ class EagleDrafter:
         return split_branches(logits, run.branches)
 
     def _chain(self, state: DecodeState, run: _Run, hidden: Tensor, budget: int) -> Draft:
+        """A chain that ends early in rows where the head is unlikely to be followed further.
+
+        Position i + 1 is drafted while prod_{j <= i} max_x q_j(x) reaches the head's `confidence_threshold`. The laws
+        q_j depend on earlier tokens only and token i is tested whatever it is, so stopping cannot change the emitted
+        law; it reads no other row, so it does not depend on the batch. On the CPU, where reading a number costs
+        nothing, undrafted positions are not computed either.
+        """
         steps = draft_steps(state, budget)
         numbers = Numbers(state, steps)
-        drawn = [numbers.draw(state, self._laws(state, run, hidden), 0)]
+        threshold = float(getattr(self.head.config, "confidence_threshold", 0.0))
+        weighing = threshold > 0 and steps > 1
+        drawn = [numbers.draw(state, self._laws(state, run, hidden), 0, need_logp=weighing)]
+        survival = torch.zeros_like(state.lengths, dtype=torch.float32)
+        lengths = torch.ones_like(state.lengths)
         for depth in range(1, steps):
+            if weighing:
+                law = drawn[-1].logp
+                assert law is not None
+                survival = survival + law[:, 0].amax(-1)
+                going = survival >= math.log(threshold)
+                lengths = lengths + going
+                if going.device.type == "cpu" and not going.any():
+                    break
             slots = _next_slot(run.store, depth - 1)
             hidden = run.step(expand_rows(drawn[-1].tokens, run.branches), hidden, run.store, slots)
-            drawn.append(numbers.draw(state, self._laws(state, run, hidden), depth))
-        return padded_chain(state, drawn, budget)
+            drawn.append(numbers.draw(state, self._laws(state, run, hidden), depth, need_logp=weighing))
+        draft = joined_chain(state, drawn)
+        return replace(draft, lengths=torch.minimum(draft.lengths, lengths)) if weighing else draft
 
     def _grow(self, state: DecodeState, run: _Run, hidden: Tensor, tree: TreeSpec) -> Draft:
         levels = tree_levels(tree, state.tokens.device)

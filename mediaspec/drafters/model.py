@@ -15,7 +15,7 @@ from ..core.guidance import expand_index, expand_rows, split_branches
 from ..core.kv import KVStore
 from ..core.tree import TreeSpec
 from ..core.types import DecodeState, Draft, Target, TargetOutput, Verdict
-from ._draw import Numbers, draft_lengths, draft_steps, padded_chain, per_branch
+from ._draw import Numbers, draft_lengths, draft_steps, joined_chain, per_branch
 from ._levels import expand_children, tree_levels
 
 __all__ = ["ModelDrafter"]
@@ -137,7 +137,7 @@ class ModelDrafter:
             logits = self.target.score(expand_rows(drawn[-1].tokens, run.branches), run.cache).logits
             run.cache.advance(one, host_one)
             drawn.append(numbers.draw(state, split_branches(logits, run.branches), depth))
-        return padded_chain(state, drawn, budget)
+        return joined_chain(state, drawn)
 
     def _grow(self, state: DecodeState, run: _Run, logits: Tensor, tree: TreeSpec) -> Draft:
         """Level by level; every level is one pass over the nodes so far, which needs nothing beyond `Target.score`."""

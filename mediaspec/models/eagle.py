@@ -33,6 +33,8 @@ class EagleHeadConfig(PretrainedConfig):
         rope_base: base of the rotary frequencies.
         rms_norm_eps: epsilon of the norms.
         hidden_scale: root mean square of the target's hidden states; starts `EagleHead.out_scale`.
+        confidence_threshold: drafting stops where the product of the head's largest probabilities falls below it; 0
+            always drafts the whole budget. It changes speed only.
         guided: True for a head that reads the guided combination of both branches' hidden states and predicts guided
             logits, so that drafting runs one row per image instead of two.
     """
@@ -48,6 +50,7 @@ class EagleHeadConfig(PretrainedConfig):
     rope_base: float = 10000.0
     rms_norm_eps: float = 1e-5
     hidden_scale: float = 1.0
+    confidence_threshold: float = 0.0
     guided: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -56,6 +59,10 @@ class EagleHeadConfig(PretrainedConfig):
             raise ValueError(
                 f"hidden_size={self.hidden_size} and num_attention_heads={heads}: the head size must be a multiple of "
                 f"4; write num_attention_heads={max(self.hidden_size // 64, 1)}"
+            )
+        if not 0 <= self.confidence_threshold < 1:
+            raise ValueError(
+                f"confidence_threshold={self.confidence_threshold} is a probability below 1; write 0 to draft in full"
             )
         if self.intermediate_size is None:
             self.intermediate_size = -(-8 * self.hidden_size // 192) * 64

@@ -129,16 +129,16 @@ class _Watcher:
         self.drafter.select(rows)
 
     def _shapes(self, state: DecodeState, draft: Draft, budget: int, tree: TreeSpec | None) -> None:
-        count = budget if tree is None else tree.num_nodes
+        count = min(budget, draft.tokens.shape[-1]) if tree is None else tree.num_nodes
         vocab = state.target.vocab_size
-        if draft.tokens.shape != (state.rows, count) or draft.tokens.dtype != torch.int64:
+        if count < 1 or draft.tokens.shape != (state.rows, count) or draft.tokens.dtype != torch.int64:
             raise AssertionError(
                 f"{self.case.label}: tokens {draft.tokens.dtype} {tuple(draft.tokens.shape)} instead of int64 "
-                f"{(state.rows, count)}; draft fewer through `lengths`, not through the shape"
+                f"{(state.rows, budget if tree is None else count)}; a chain may be shorter but not empty"
             )
         if bool(((draft.tokens < 0) | (draft.tokens >= vocab)).any()):
             raise AssertionError(f"{self.case.label}: a draft token lies outside [0, {vocab})")
-        if draft.lengths.shape != (state.rows,) or bool(((draft.lengths < 0) | (draft.lengths > budget)).any()):
+        if draft.lengths.shape != (state.rows,) or bool(((draft.lengths < 0) | (draft.lengths > (count if tree is None else budget))).any()):
             raise AssertionError(f"{self.case.label}: lengths {draft.lengths.tolist()} leave [0, {budget}]")
         if draft.tree != tree:
             raise AssertionError(f"{self.case.label}: the draft names another tree than it was asked for")

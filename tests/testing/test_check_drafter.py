@@ -49,13 +49,13 @@ class Scribbling(JacobiDrafter):
         return super().propose(state, budget, tree)
 
 
-class Short(JacobiDrafter):
-    """Drafts fewer columns instead of shorter lengths."""
+class Empty(JacobiDrafter):
+    """Drafts no column at all."""
 
     def propose(self, state, budget, tree=None):
         draft = super().propose(state, budget, tree)
-        logp = draft.logp[:, :1] if draft.logp is not None else None
-        return Draft(draft.tokens[:, :1], draft.lengths.clamp(max=1), logp)
+        logp = draft.logp[:, :0] if draft.logp is not None else None
+        return Draft(draft.tokens[:, :0], draft.lengths.clamp(max=0), logp)
 
 
 class Impure(JacobiDrafter):
@@ -78,7 +78,7 @@ class Impure(JacobiDrafter):
         (lambda: DeepLie(ToyTarget(7, 9, gap=0.8)), "must be the law the token was drawn from"),
         (lambda: RaggedCache(toy_head(TARGET)), "in a batch of 5"),
         (lambda: Scribbling(window=3), "wrote to the state"),
-        (lambda: Short(window=3), "instead of int64"),
+        (lambda: Empty(window=3), "instead of int64"),
         (lambda: Impure(window=3), "two equal runs|alone differs"),
     ],
 )
