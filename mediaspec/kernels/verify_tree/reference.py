@@ -89,6 +89,7 @@ def verify_tree(
     if uniforms is None:
         positions = start[:, None] + _arange(levels, device)
         uniforms = torch.stack([philox.uniform(seeds, positions, ACCEPT, k) for k in range(width)], -1)
+    relaxed = scale is not None or offset is not None
     prices = []
     p = law(node)
     for level in range(levels):
@@ -114,7 +115,7 @@ def verify_tree(
                 ok = u < bound
                 ax = bound.clamp(max=1)
                 a = torch.zeros_like(p).scatter_(1, x, ax[:, None])
-                cost = (ax - px).clamp_(min=0)
+                cost = (ax - px).clamp_(min=0) if relaxed else None
             else:
                 qx = q.gather(1, x)[:, 0]
                 bound = bound if o is None else bound + o * qx
@@ -124,11 +125,12 @@ def verify_tree(
                 a = p if s is None else p * s.reshape(-1, 1)
                 a = a if o is None else a + o.reshape(-1, 1) * q
                 a = torch.minimum(a, q)
-                cost = (a - p).clamp_(min=0).sum(-1)
+                cost = (a - p).clamp_(min=0).sum(-1) if relaxed else None
             if fixed is not None:
                 ok = torch.where(fixed < 0, ok, fixed == x[:, 0])
-                cost = cost.masked_fill(fixed >= 0, 0.0)
-            price = torch.where(tried, price + cost, price)
+                cost = cost if cost is None else cost.masked_fill(fixed >= 0, 0.0)
+            if cost is not None:
+                price = torch.where(tried, price + cost, price)
             child = torch.where(tried & ok, row, child)
             taken = taken | (tried & ok)
 
