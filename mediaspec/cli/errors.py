@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,15 +11,23 @@ import typer
 __all__ = ["plain_errors"]
 
 
+def _show(message: Warning | str, *_: object, **__: object) -> None:
+    typer.echo(f"warning: {message}", err=True)
+
+
 @contextmanager
 def plain_errors(after_interrupt: str = "") -> Iterator[None]:
     """Prints ValueError, TypeError and OSError as `error: ...` and leaves with code 2; Ctrl-C leaves with 130.
+
+    Warnings are printed as `warning: ...`, each once, without the line of code that gave them.
 
     Args:
         after_interrupt: what to tell after Ctrl-C, for instance how to go on.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = _show
+            yield
     except (ValueError, TypeError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error

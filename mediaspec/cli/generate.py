@@ -120,9 +120,10 @@ def run(
         f"{report['target_calls']} target calls = {report['tokens_per_call']:.2f} per call; "
         f"{report['tokens_per_second']:.1f} tokens/s"
     )
+    per_token = sum(row["stats"]["drift"] for row in result.rows) / max(report["tokens"], 1)
     typer.echo(
-        f"guarantee {report['guarantee']}; drift from the model's own law at most {report['drift']:.4g} per picture "
-        f"on average, {report['drift_max']:.4g} at worst"
+        f"guarantee {report['guarantee']}; drift from the model's own law (summed total variation) "
+        f"{report['drift']:.4g} per picture, {report['drift_max']:.4g} at most, {per_token:.4f} per token"
     )
 
 

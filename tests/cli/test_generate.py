@@ -251,6 +251,13 @@ def test_a_missing_model_is_one_line(command, tmp_path) -> None:
     assert result.exit_code == 2 and "emoji-64" in result.stderr
 
 
+def test_unknown_words_are_a_warning_line(command, model, tmp_path) -> None:
+    result = command("generate", "image", "a red aple", "--model", model, "--out", tmp_path / "out")
+    assert result.exit_code == 0 and "drift from the model's own law" in result.stdout
+    lines = [line for line in result.stderr.splitlines() if "warning:" in line]
+    assert len(lines) == 1 and "'aple' (near: apple)" in lines[0] and "text_to_image.py" not in result.stderr
+
+
 def test_version_and_help_answer(command) -> None:
     from mediaspec import __version__
 
