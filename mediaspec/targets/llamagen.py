@@ -179,7 +179,7 @@ class LlamaGenTarget:
 
     def new_cache(self, rows: int, extra: int) -> KVStore:
         config = self.gpt.config
-        capacity = self.prefix + self.num_tokens + extra
+        capacity = -(-(self.prefix + self.num_tokens + extra) // 8) * 8
         return KVStore(config.n_layer, rows, config.kv_heads, config.head_dim, capacity, self.gpt.dtype, self.device)
 
     @torch.inference_mode()
@@ -257,8 +257,17 @@ class LlamaGenTarget:
         """[R, C, D] embeddings and [R, C] validity."""
         wanted = self.gpt.config.condition
         if isinstance(condition, TextCondition) and wanted == "text":
-            embedded = self.gpt.embed_condition(condition.features, condition.mask, condition.drop)
-            return embedded, condition.mask
+            features, mask, drop = condition.features, condition.mask, condition.drop
+            embed = self.gpt.embed_condition
+            if features.device.type != "cpu":
+                return embed(features, mask, drop), mask
+            # row by row: the CPU's matrix product rounds by the number of rows, and a batch must equal single runs
+            one = [slice(row, row + 1) for row in range(len(condition))]
+            parts = [
+                embed(features[at], None if mask is None else mask[at], None if drop is None else drop[at])
+                for at in one
+            ]
+            return torch.cat(parts), mask
         if isinstance(condition, ClassCondition) and wanted == "class":
             return self.gpt.embed_condition(condition.labels, None, condition.drop), None
         raise ValueError(

@@ -8,13 +8,16 @@ matrix products (q|k|v and w1|w3 are one each) and about a dozen small operators
     rotation  q|k|v is viewed as complex numbers and multiplied in place by one table row per position that holds the
               rotation for all heads of q (times 1 / sqrt(D)) and k, and ones for v
     cache     views of the written and of the live slots are made once per call for all layers, as is the mask
+    attention in float32 on the CPU a row's result is the same whatever is computed beside it (`row_attention`)
 
 Letters: R rows, N positions in one pass, M = R * N, H heads, D head size, C condition positions, S image positions.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +26,7 @@ from torch import Tensor
 
 from ...core.kv import KVStore, Slots
 from ..fast_linear import PreparedLinear, half_exact
+from ..row_attention import RowAttention
 
 if TYPE_CHECKING:
     from .gpt import LlamaGenGPT, TransformerBlock
@@ -125,27 +129,26 @@ class LlamaGenStep:
         x.copy_(embeddings.view(-1, dim))
         # positions behind the grid (finished rows) repeat its last one
         turn = self.rotation[slots.positions.clamp(max=len(self.rotation) - 1)].flatten(0, 1)
-        cached = _CacheViews(store, slots, count)
+        cached = _NewSlots(store, slots, count)
         # q, k and v as [R, H, N, D] views of the product, each made by one operator
         size, width = self.head_dim, (self.heads + 2 * self.kv_heads) * self.head_dim
         stride = (count * width, size, width, 1)
         q_shape, kv_shape = (rows, self.heads, count, size), (rows, self.kv_heads, count, size)
         k_start, v_start = self.heads * size, (self.heads + self.kv_heads) * size
-        grouped, cast = self.kv_heads != self.heads, store.keys.dtype != torch.float32
-        norm, attend = torch.linalg.vector_norm, F.scaled_dot_product_attention
+        attend: Callable[[int, Tensor], Tensor] = (
+            RowAttention(store, slots, count)
+            if RowAttention.serves(store, self.heads, count)
+            else functools.partial(_fused_attention, store, slots)
+        )
+        norm = torch.linalg.vector_norm
         for number, layer in enumerate(self.layers):
             gain, ffn_gain = layer.norms
             y = x / norm(wide, dim=1, keepdim=True)
             qkv = layer.wqkv(y if gain is None else y.mul_(gain))
             qkv.view(torch.complex64).mul_(turn)
             q = qkv.as_strided(q_shape, stride, 0)
-            keys, values = cached.write(
-                number, qkv.as_strided(kv_shape, stride, k_start), qkv.as_strided(kv_shape, stride, v_start)
-            )
-            if cast:
-                q = q.to(store.keys.dtype)
-            seen = attend(q, keys, values, slots.mask, scale=1.0, enable_gqa=grouped)
-            x.add_(layer.wo(seen.transpose(1, 2).reshape(-1, dim)))
+            cached.write(number, qkv.as_strided(kv_shape, stride, k_start), qkv.as_strided(kv_shape, stride, v_start))
+            x.add_(layer.wo(attend(number, q)))
             y = x / norm(wide, dim=1, keepdim=True)
             gate, up = layer.gate_up(y if ffn_gain is None else y.mul_(ffn_gain))
             x.add_(layer.w2(F.silu(gate).mul_(up)))
@@ -156,30 +159,36 @@ class LlamaGenStep:
         return f"{len(self.layers)} layers, {self.layers[0].wqkv.describe()}; output {self.output.describe()}"
 
 
-class _CacheViews:
-    """Per-layer views of the slots one pass writes and of those it reads, made with a few operators for all layers."""
+class _NewSlots:
+    """Per-layer views of the slots one pass writes, made with a few operators for all layers."""
 
     def __init__(self, store: KVStore, slots: Slots, count: int) -> None:
-        self.keys = store.keys[:, :, :, : slots.live].unbind(0)
-        self.values = store.values[:, :, :, : slots.live].unbind(0)
         self.index: Tensor | None = None
         if slots.start is not None:
-            self.new_keys = store.keys.narrow(3, slots.start, count).unbind(0)
-            self.new_values = store.values.narrow(3, slots.start, count).unbind(0)
+            self.keys = store.keys.narrow(3, slots.start, count).unbind(0)
+            self.values = store.values.narrow(3, slots.start, count).unbind(0)
         else:
             assert slots.index is not None
+            self.keys, self.values = store.keys.unbind(0), store.values.unbind(0)
             self.index = slots.index.expand(-1, store.keys.shape[2], -1, store.keys.shape[4])
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores [R, H, N, D] and returns everything live."""
-        seen_keys, seen_values = self.keys[layer], self.values[layer]
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Stores [R, H, N, D]."""
         if self.index is None:
-            self.new_keys[layer].copy_(keys)
-            self.new_values[layer].copy_(values)
+            self.keys[layer].copy_(keys)
+            self.values[layer].copy_(values)
         else:
-            seen_keys.scatter_(2, self.index, keys.to(seen_keys.dtype))
-            seen_values.scatter_(2, self.index, values.to(seen_values.dtype))
-        return seen_keys, seen_values
+            self.keys[layer].scatter_(2, self.index, keys.to(self.keys[layer].dtype))
+            self.values[layer].scatter_(2, self.index, values.to(self.values[layer].dtype))
+
+
+def _fused_attention(store: KVStore, slots: Slots, layer: int, queries: Tensor) -> Tensor:
+    """[R, H, N, D] queries -> [R * N, H * D]."""
+    keys, values = store.keys[layer][:, :, : slots.live], store.values[layer][:, :, : slots.live]
+    seen = F.scaled_dot_product_attention(
+        queries.to(keys.dtype), keys, values, slots.mask, scale=1.0, enable_gqa=keys.shape[1] != queries.shape[1]
+    )
+    return seen.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 def _check(gpt: LlamaGenGPT) -> None:
