@@ -1,4 +1,4 @@
-"""`mediaspec demo`: the embedded model draws a few pictures twice, plainly and speculatively, and says what it gained."""
+"""`mediaspec demo`: the embedded model draws a few pictures plainly and speculatively, and says what was gained."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def run(out: Path, rule_name: str, delta: float, seed: int) -> None:
     pipe = AutoPipeline.from_pretrained("emoji-64")
     pipe.set_progress_bar_config(disable=True)
     threads = torch.get_num_threads()
-    typer.echo(f"emoji-64 on {pipe.transformer.device} with {threads} thread(s); {rule_name} delta {delta} against plain\n")
+    shown = f"{rule_name} delta {delta}" if rule_name == "cool_sd" else rule_name
+    typer.echo(f"emoji-64 on {pipe.transformer.device} with {threads} thread(s); {shown} against plain\n")
     pipe(PROMPTS[0], seeds=seed, rule=rule)  # the first call packs the weights
     pipe(PROMPTS[0], seeds=seed, rule="plain")
     typer.echo(f"{'caption':46} {'plain':>8} {'fast':>8} {'ratio':>6} {'tokens/call':>12} {'drift <=':>9}")

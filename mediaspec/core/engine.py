@@ -37,8 +37,8 @@ class DecodingError(ValueError):
         self.rows, self.position = list(rows), position
         super().__init__(
             f"row(s) {self.rows}: no token can be drawn at position {position}: the target's logits are NaN or "
-            f"infinite, or every admissible token has zero probability; check the weights, the dtype (float16 overflows "
-            f"where bfloat16 and float32 do not), the guidance scale and the token mask"
+            f"infinite, or every admissible token has zero probability; check the weights, the dtype (float16 "
+            f"overflows where bfloat16 and float32 do not), the guidance scale and the token mask"
         )
 
 

@@ -138,8 +138,9 @@ class _Watcher:
             )
         if bool(((draft.tokens < 0) | (draft.tokens >= vocab)).any()):
             raise AssertionError(f"{self.case.label}: a draft token lies outside [0, {vocab})")
-        if draft.lengths.shape != (state.rows,) or bool(((draft.lengths < 0) | (draft.lengths > (count if tree is None else budget))).any()):
-            raise AssertionError(f"{self.case.label}: lengths {draft.lengths.tolist()} leave [0, {budget}]")
+        longest = count if tree is None else budget
+        if draft.lengths.shape != (state.rows,) or bool(((draft.lengths < 0) | (draft.lengths > longest)).any()):
+            raise AssertionError(f"{self.case.label}: lengths {draft.lengths.tolist()} leave [0, {longest}]")
         if draft.tree != tree:
             raise AssertionError(f"{self.case.label}: the draft names another tree than it was asked for")
         if draft.logp is None:
