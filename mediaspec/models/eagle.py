@@ -86,6 +86,7 @@ def rotary_table(config: EagleHeadConfig) -> tuple[Tensor, Tensor]:
     (arXiv:2406.06525, 2-D rotary embedding).
     """
     pairs, count = config.head_dim // 2, config.max_positions
+    assert count is not None
     index = torch.arange(count)
     if config.grid is None:
         angles = torch.outer(index.float(), config.rope_base ** (-torch.arange(pairs).float() / pairs))
@@ -128,12 +129,14 @@ class EagleHead(PreTrainedModel):
         torch.Size([2, 16, 64])
     """
 
+    config: EagleHeadConfig
     config_class = EagleHeadConfig
     main_input_name = "embeds"
 
     def __init__(self, config: EagleHeadConfig) -> None:
         super().__init__(config)
         d, inner = config.hidden_size, config.intermediate_size
+        assert inner is not None
         self.embed_norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
         self.hidden_norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
         self.fc = nn.Linear(2 * d, d, bias=False)
