@@ -171,6 +171,7 @@ def _measure(pipe: Any) -> dict[str, Any]:
 
 def _rounds(pipe: Any, rule: str) -> dict[str, float]:
     import time
+    from statistics import median
 
     seen: list[tuple[float, int]] = []
 
@@ -184,11 +185,11 @@ def _rounds(pipe: Any, rule: str) -> dict[str, float]:
         **pipe.prompt_keywords([text], [None]), seeds=0, rule=rule, output_type="tokens", callback_on_step_end=stop
     )
     seconds, calls = output.stats["seconds"], max(output.stats["rounds"], 1)
-    first, last = seen[min(WARM_UP, len(seen) - 2)], seen[-1]
-    rounds = len(seen) - 1 - min(WARM_UP, len(seen) - 2)
+    seen = seen[min(WARM_UP, len(seen) - 2) :]
+    spans = [later[0] - earlier[0] for earlier, later in zip(seen, seen[1:], strict=False)]
     return {
-        "round_ms": 1000 * (last[0] - first[0]) / rounds,
-        "tokens_per_call": (last[1] - first[1]) / rounds,
+        "round_ms": 1000 * median(spans),  # other processes make some rounds long
+        "tokens_per_call": (seen[-1][1] - seen[0][1]) / len(spans),
         "target_ms": 1000 * seconds.get("target", 0.0) / calls,
         "draft_ms": 1000 * seconds.get("draft", 0.0) / calls,
     }
@@ -205,7 +206,8 @@ def _print(report: dict[str, Any]) -> None:
             continue
         typer.echo(title.replace("_", " "))
         for name, value in values.items():
-            typer.echo(f"  {name.replace('_', ' '):24} {value}")
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else "not set" if value is None else value
+            typer.echo(f"  {name if name.isupper() else name.replace('_', ' '):24} {shown}")
     for problem in report["problems"]:
         typer.echo(f"PROBLEM: {problem}", err=True)
     if not report["problems"]:
