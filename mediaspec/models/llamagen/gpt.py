@@ -47,6 +47,8 @@ class LlamaGenConfig(PretrainedConfig):
         ffn_dim_multiplier: further factor on the SwiGLU width.
         norm_eps: epsilon of every RMSNorm.
         rope_base: frequency base of the rotary embedding.
+        prefix_rotation: "zero" hides the condition's queries and keys as the published models do, "identity" lets image
+            tokens look at single condition positions; see `rope.py`.
         vocab_size: V, the image codebook.
         block_size: S, a square number.
         condition: ``"class"`` (class ids) or ``"text"`` (features of a text encoder).
@@ -75,6 +77,7 @@ class LlamaGenConfig(PretrainedConfig):
     ffn_dim_multiplier: float | None = None
     norm_eps: float = 1e-5
     rope_base: float = 10000.0
+    prefix_rotation: str = "zero"
     vocab_size: int = 16384
     block_size: int = 256
     condition: str = "class"
@@ -95,6 +98,8 @@ class LlamaGenConfig(PretrainedConfig):
             raise ValueError(f"condition={self.condition!r}; allowed are 'class' (c2i) and 'text' (t2i)")
         if self.condition == "class" and self.cls_token_num != 1:
             raise ValueError(f"cls_token_num={self.cls_token_num}; a class is one position: write cls_token_num=1")
+        if self.prefix_rotation not in ("zero", "identity"):
+            raise ValueError(f"prefix_rotation={self.prefix_rotation!r}; allowed are 'zero' (published) and 'identity'")
         if self.grid**2 != self.block_size:
             raise ValueError(f"block_size={self.block_size} is no square number; write e.g. {self.grid**2}")
         if self.dim % self.n_head or (self.dim // self.n_head) % 4:
@@ -313,7 +318,7 @@ class LlamaGenGPT(ImageGenerationMixin, PreTrainedModel):
         if self._rope is None or self._rope[0].device != device:
             c = self.config
             with torch.inference_mode(False):  # a table first made by sampling must serve training too
-                cos, sin = rope_2d(c.grid, c.head_dim, c.rope_base, c.cls_token_num)
+                cos, sin = rope_2d(c.grid, c.head_dim, c.rope_base, c.cls_token_num, c.prefix_rotation)
                 self._rope = cos.to(device), sin.to(device)
         return self._rope
 

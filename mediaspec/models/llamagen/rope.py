@@ -3,9 +3,10 @@
 Letters: C condition positions, S = grid * grid image positions, D head size.
 
 A head's D/2 pairs are the interleaved elements (2i, 2i + 1). The first half of the pairs turns with the row of an
-image position, the second half with its column. The condition positions carry cos = sin = 0, which is not the
-identity rotation: their queries and keys vanish, every attention logit from or to them is 0, and what remains of the
-prefix is an evenly weighted mean of its values.
+image position, the second half with its column. The published models' condition positions carry cos = sin = 0, which
+is not the identity rotation: their queries and keys vanish, every attention logit from or to them is 0, and what
+remains of the prefix is an evenly weighted mean of its values. "identity" leaves the condition unturned instead, so that
+image tokens can look words up.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import torch
 from torch import Tensor
 
 
-def rope_2d(grid: int, head_dim: int, base: float, prefix: int) -> tuple[Tensor, Tensor]:
+def rope_2d(
+    grid: int, head_dim: int, base: float, prefix: int, prefix_rotation: str = "zero"
+) -> tuple[Tensor, Tensor]:
     """Rotary tables for a condition prefix followed by a square image grid in raster order.
 
     Args:
         grid: image positions along one side.
         head_dim: D, a multiple of 4.
         base: frequency base; pair i of an axis turns by ``base ** (-4 * i / D)`` radians per position.
-        prefix: C, the condition positions in front, whose cos and sin are zero.
+        prefix: C, the condition positions in front.
+        prefix_rotation: their rotation: "zero" (cos = sin = 0, as published) or "identity" (cos = 1, sin = 0).
 
     Returns:
         ``(cos, sin)``, each [C + S, D / 2] fp32.
@@ -33,7 +37,7 @@ def rope_2d(grid: int, head_dim: int, base: float, prefix: int) -> tuple[Tensor,
     columns = angles[None, :, :].expand(grid, -1, -1)
     table = torch.cat([rows, columns], dim=-1).flatten(0, 1)
     zeros = torch.zeros(prefix, half)
-    return torch.cat([zeros, table.cos()]), torch.cat([zeros, table.sin()])
+    return torch.cat([zeros + float(prefix_rotation == "identity"), table.cos()]), torch.cat([zeros, table.sin()])
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
