@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import re
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 from captions import MAX_LENGTH, build_tokenizer, without_article  # noqa: E402
+from codes import Composer  # noqa: E402
 from common import Log, agree, average_gradients, save_checkpoint, schedule, start_workers  # noqa: E402
 from muon import Muon  # noqa: E402
 from render import Renderer, caption, sample_spec, sheet  # noqa: E402
@@ -34,7 +36,13 @@ from mediaspec.models.llamagen.gpt import LlamaGenConfig, LlamaGenGPT, attention
 from mediaspec.models.llamagen.vq import LlamaGenVQ  # noqa: E402
 
 WIDTH = 192
-FULL_DEPTH = 20
+ENCODER_RATE = 0.1
+KINDS = {
+    "unsaid": r"(?!.*(background|beside|small|mirrored|style))",
+    "styled": r"(?!.*(background|beside|small|mirrored)).*style",
+    "coloured": r"(?!.*(beside|small|mirrored|flat|fluent)).*background",
+}
+"""Kinds of captions that training can boost: plain shaded, plain with a named style, shaded on a colour."""
 SHOWN = (
     "a red apple", "a cat", "a car", "a rocket", "a pizza, flat style", "a dog, fluent style",
     "a sunflower on a blue background", "a small star on a red background", "a house beside a tree", "a green apple",
@@ -47,7 +55,7 @@ def build_gpt(depth: int) -> LlamaGenGPT:
     return LlamaGenGPT(
         LlamaGenConfig(
             dim=WIDTH, n_layer=depth, n_head=6, vocab_size=1024, block_size=256, multiple_of=64, condition="text",
-            cls_token_num=MAX_LENGTH, caption_dim=WIDTH, class_dropout_prob=0.1,
+            cls_token_num=MAX_LENGTH, caption_dim=WIDTH, class_dropout_prob=0.1, prefix_rotation="identity",
             token_dropout_p=0.0, resid_dropout_p=0.0, ffn_dropout_p=0.0,
         )
     )  # fmt: skip
@@ -59,7 +67,15 @@ def build_text_encoder(vocabulary: int) -> T5EncoderModel:
         vocab_size=vocabulary, d_model=WIDTH, d_kv=48, d_ff=512, num_layers=2, num_heads=4, dropout_rate=0.0,
         feed_forward_proj="gated-gelu", pad_token_id=0, eos_token_id=1, relative_attention_max_distance=16,
     )  # fmt: skip
-    return T5EncoderModel(config)
+    encoder = T5EncoderModel(config)
+    with torch.no_grad():
+        # Small word vectors move far in a few steps, and layers that start as the identity do not drown them: without
+        # this the transformer ignores its captions for the first 20,000 pictures.
+        encoder.shared.weight.mul_(0.05)
+        for name, p in encoder.named_parameters():
+            if name.endswith((".o.weight", ".wo.weight")):
+                p.zero_()
+    return encoder
 
 
 class Attend(torch.autograd.Function):
@@ -90,16 +106,17 @@ class CrossEntropy(torch.autograd.Function):
     """Mean cross-entropy of bf16 logits in fp32, with its gradient made in the same pass."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        """logits [M, V] bf16, labels [M]."""
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        """logits [M, V] bf16, labels [M], weight [M] of mean 1."""
         p = torch.softmax(logits.float(), -1)
         hit = p.gather(1, labels[:, None])
-        ctx.save_for_backward(p.scatter_(1, labels[:, None], hit - 1).div_(len(p)).to(logits.dtype))
-        return -hit.clamp(min=1e-30).log().mean()
+        p.scatter_(1, labels[:, None], hit - 1).mul_(weight[:, None] / len(p))
+        ctx.save_for_backward(p.to(logits.dtype))
+        return -(hit[:, 0].clamp(min=1e-30).log() * weight).mean()
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return ctx.saved_tensors[0] * g.to(ctx.saved_tensors[0].dtype), None
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.saved_tensors[0] * g.to(ctx.saved_tensors[0].dtype), None, None
 
 
 def block(
@@ -134,19 +151,26 @@ class Trainer:
 
     def __init__(self, depth: int, vocabulary: int, compiled: bool) -> None:
         self.gpt, self.text = build_gpt(depth), build_text_encoder(vocabulary)
+        for fc in (self.gpt.cls_embedding.cap_proj.fc1, self.gpt.cls_embedding.cap_proj.fc2):
+            nn.init.orthogonal_(fc.weight)
         if compiled:
             self.block = torch.compile(block, dynamic=False)
         self.optimisers()
 
     def optimisers(self) -> None:
-        hidden = [p for n, p in self.gpt.layers.named_parameters() if p.dim() == 2]
-        ids = {id(p) for p in hidden}
+        # A text encoder that moves at the rate of the image embeddings outgrows its own word vectors within minutes
+        # and then tells captions apart no more, so its matrices go at a tenth of that rate.
+        projection = self.gpt.cls_embedding.cap_proj
+        hidden = [p for p in (*self.gpt.layers.parameters(), *projection.parameters()) if p.dim() == 2]
+        encoder = [p for n, p in self.text.named_parameters() if p.dim() == 2 and not n.startswith("shared")]
+        ids = {id(p) for p in (*hidden, *encoder)}
         rest = [p for m in (self.gpt, self.text) for p in m.parameters() if id(p) not in ids]
         self.muon = Muon(hidden, WIDTH, weight_decay=0.01)
         old = getattr(self, "adam", None)
-        self.adam = torch.optim.AdamW(rest, lr=0.0, betas=(0.9, 0.97), weight_decay=0.0, eps=1e-10)
+        groups = [{"params": rest, "scale": 1.0}, {"params": encoder, "scale": ENCODER_RATE}]
+        self.adam = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.97), weight_decay=0.0, eps=1e-10)
         if old is not None:
-            for p in rest:
+            for p in (*rest, *encoder):
                 if p in old.state:
                     self.adam.state[p] = old.state[p]
 
@@ -173,10 +197,13 @@ class Trainer:
     def features(self, ids: Tensor, mask: Tensor) -> Tensor:
         return self.text(input_ids=ids, attention_mask=mask).last_hidden_state
 
-    def run(self, tokens: Tensor, ids: Tensor, mask: Tensor, drop: Tensor) -> Tensor:
+    def run(self, tokens: Tensor, ids: Tensor, mask: Tensor, drop: Tensor, seen: Tensor | None = None) -> Tensor:
         """Output of the last layer [B, 16 + 256, WIDTH] before the final norm; arguments as for `loss`."""
         gpt = self.gpt
-        h = torch.cat([gpt.embed_condition(self.features(ids, mask), mask, drop), gpt.tok_embeddings(tokens)], 1)
+        image = gpt.tok_embeddings(tokens)
+        if seen is not None:
+            image = image * seen[..., None]
+        h = torch.cat([gpt.embed_condition(self.features(ids, mask), mask, drop), image], 1)
         cos, sin = (t[: h.shape[1]] for t in gpt.rope_table())
         allowed = attention_mask(mask, 0, h.shape[1])
         bias = torch.zeros(allowed.shape, dtype=torch.bfloat16).masked_fill_(~allowed, -30000.0)
@@ -196,25 +223,30 @@ class Trainer:
             )
         return h
 
-    def loss(self, tokens: Tensor, ids: Tensor, mask: Tensor, drop: Tensor) -> Tensor:
+    def loss(
+        self, tokens: Tensor, ids: Tensor, mask: Tensor, drop: Tensor, seen: Tensor | None = None, first: float = 0.0
+    ) -> Tensor:  # fmt: skip
         """Mean cross-entropy per image token.
 
         Args:
             tokens: [B, 256] int64.
             ids, mask: [B, 16] caption tokens and their validity.
             drop: [B] bool, rows trained without condition.
+            seen: [B, 256] 0 or 1; image tokens at 0 are hidden from the transformer but still to be predicted.
+            first: extra weight of the first rows of a picture, where the caption decides.
         """
-        h = self.run(tokens, ids, mask, drop)
+        h = self.run(tokens, ids, mask, drop, seen)
         gpt = self.gpt
         h = gpt.norm(h[:, MAX_LENGTH - 1 : -1]).bfloat16()  # the last token is run for even shapes only
         logits = F.linear(h, gpt.output.weight.bfloat16())
-        return CrossEntropy.apply(logits.flatten(0, 1), tokens.flatten())
+        weight = 1 + first * torch.exp(-torch.arange(256).div(16, rounding_mode="floor") / 3)
+        return CrossEntropy.apply(logits.flatten(0, 1), tokens.flatten(), (weight / weight.mean()).repeat(len(tokens)))
 
     def step(self, lr: float, muon_lr: float, rank: int, world: int) -> None:
         for m in (self.gpt, self.text):
             average_gradients(m, world)
         for group in self.adam.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["scale"]
         self.adam.step()
         self.muon.step(muon_lr, rank, world)
         self.gpt.zero_grad(), self.text.zero_grad()
@@ -244,14 +276,7 @@ class Examples:
                 place[key] = len(drawings)
                 drawings.append(s)
             self.picture[i] = place[key]
-        codes = []
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=False):
-            for start in range(0, len(drawings), 64):
-                x = np.stack([renderer.draw(s) for s in drawings[start : start + 64]])
-                codes.append(
-                    vq.encode(torch.from_numpy(x).permute(0, 3, 1, 2).float() / 127.5 - 1)[1].flatten(1).short()
-                )
-        self.codes = torch.cat(codes)
+        self.codes = Composer(renderer, lambda x: vq.encode(x)[1]).codes(drawings).short()
         self.captions = [caption(s) for s in specs]
         self.ids = self._encode(tokenizer, self.captions)
         self.short_ids = self._encode(tokenizer, [without_article(c) for c in self.captions])
@@ -259,6 +284,12 @@ class Examples:
     @staticmethod
     def _encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> Tensor:
         return torch.tensor(tokenizer(texts, padding="max_length", max_length=MAX_LENGTH).input_ids, dtype=torch.short)
+
+    def pool(self, kind: str) -> Tensor:
+        """Indices of all examples of a kind of caption, a key of `KINDS`."""
+        if kind not in KINDS:
+            raise ValueError(f"unknown kind of caption {kind!r}; allowed are {', '.join(KINDS)}")
+        return torch.tensor([i for i, c in enumerate(self.captions) if re.match(KINDS[kind], c)])
 
     def batch(self, index: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, 256], caption ids [B, 16] (every tenth without its first article) and their mask."""
@@ -360,6 +391,9 @@ def main() -> None:
     parser.add_argument("--muon-lr", type=float, default=5e-3)
     parser.add_argument("--hold", type=float, default=0.3, help="fraction of the time at the peak rate")
     parser.add_argument("--examples", type=int, default=60000)
+    parser.add_argument("--boost", type=str, default="unsaid=0.3", help="kind of caption=extra share of it, ...")
+    parser.add_argument("--hide", type=float, default=0.5, help="share of pictures with hidden input tokens")
+    parser.add_argument("--first", type=float, default=2.0, help="extra loss weight of the first rows")
     parser.add_argument("--sheet-minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-compile", action="store_true")
@@ -384,6 +418,9 @@ def main() -> None:
         sets[split] = Examples.__new__(Examples)
         sets[split].__dict__.update(values)
     train, held = sets["train"], sets["held_out"]
+    boosts = [
+        (float(share), train.pool(name)) for name, share in (part.split("=") for part in args.boost.split(",") if part)
+    ]
 
     trainer = Trainer(args.depth, len(tokenizer), not args.no_compile)
     growth = [(float(a), int(b)) for a, b in (part.split(":") for part in args.grow.split(",") if part)]
@@ -414,9 +451,16 @@ def main() -> None:
                 log(event="grow", step=step, depth=depth)
         factor = schedule(progress, warmup=0.015, hold=args.hold)
         index = torch.randint(len(train.picture), (args.batch,), generator=generator)
+        place = torch.rand(args.batch, generator=generator)
+        for share, pool in boosts:
+            index = torch.where((place >= 0) & (place < share), pool[index % len(pool)], index)
+            place = torch.where(place < share, -1.0, place - share)
         tokens, ids, mask = train.batch(index, generator)
         drop = torch.rand(args.batch, generator=generator) < 0.1
-        loss = trainer.loss(tokens, ids, mask, drop)
+        hidden = torch.rand(args.batch, 1, generator=generator) < args.hide
+        rate = torch.rand(args.batch, 1, generator=generator) * hidden
+        seen = (torch.rand(tokens.shape, generator=generator) >= rate).float()
+        loss = trainer.loss(tokens, ids, mask, drop, seen, args.first)
         loss.backward()
         trainer.step(args.lr * factor, args.muon_lr * factor, rank, world)
         step, done = step + 1, done + args.batch * world

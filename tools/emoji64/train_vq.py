@@ -1,8 +1,9 @@
 """Train the picture tokenizer of emoji-64: 64 x 64 pixels <-> 16 x 16 codes out of 1024.
 
 First a plain auto-encoder on the unit sphere, then a k-means codebook, then straight-through quantisation with an
-exponential moving average codebook and restarts of unused codes. ``--stage decoder`` polishes the decoder alone
-(the codes of a picture stay what they were, so nothing trained on them changes).
+exponential moving average codebook and restarts of unused codes. ``--stage decoder`` polishes the decoder alone (the
+codes of a picture stay what they were, so nothing trained on them changes): half of its pictures come with the
+encoder's codes, half with the canonical ones that the transformer writes (`codes.py`, kept in `ar-examples.pt`).
 
     OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 tools/emoji64/train_vq.py --data emoji64-data --out emoji64-run
 """
@@ -13,6 +14,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from torch import Tensor
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 from common import Log, agree, average, average_gradients, save_checkpoint, schedule, start_workers  # noqa: E402
-from render import Renderer, sample, sheet  # noqa: E402
+from render import Renderer, sample, sample_spec, sheet  # noqa: E402
 
 from mediaspec.models.llamagen.vq import LlamaGenVQ, LlamaGenVQConfig  # noqa: E402
 
@@ -75,6 +77,17 @@ def psnr(a: Tensor, b: Tensor) -> float:
     """Mean of the pictures' PSNR in dB, for values in -1..1 clamped there."""
     mse = ((a.clamp(-1, 1) - b) / 2).pow(2).mean((1, 2, 3)).clamp(min=1e-7)
     return float((-10 * mse.log10()).mean())
+
+
+def canonical_batch(
+    vq: LlamaGenVQ, renderer: Renderer, examples: dict[str, Any], some: range, split: str = "train"
+) -> tuple[Tensor, Tensor]:
+    """Pictures [n, 3, 64, 64] of the transformer's examples and the vectors [n, D, 16, 16] of their codes."""
+    count = len(examples["picture"])
+    x = np.stack([renderer.draw(sample_spec(i % count, examples["seed"], split)) for i in some])
+    codes = examples["codes"][examples["picture"][[i % count for i in some]]].long()
+    z = vq.quantize.codebook()[codes.view(-1, 16, 16)].permute(0, 3, 1, 2)
+    return torch.from_numpy(x).permute(0, 3, 1, 2).float() / 127.5 - 1, z
 
 
 @torch.no_grad()
@@ -132,6 +145,12 @@ def main() -> None:
         sums, counts = state["sums"], state["counts"]
         average_model = state["average"]
         step, used_seconds, quantised = state["step"], state["seconds"], state["quantised"]
+    examples: dict[str, Any] = {}
+    if args.stage == "decoder":
+        examples = torch.load(args.out / "ar-examples.pt", weights_only=True)
+        for split in examples.values():
+            split["seed"] = args.seed + 1
+    canonical = examples.get("train", {})
     held = pictures(renderer, 0, 96, args.seed, "held_out") if rank == 0 else torch.empty(0)
     generator = torch.Generator().manual_seed(args.seed + step)
     began = saved = time.time()
@@ -164,6 +183,10 @@ def main() -> None:
         x = pictures(renderer, (step * world + rank) * args.batch, args.batch, args.seed + 1, "train")
         with torch.set_grad_enabled(args.stage == "all"):
             z = features(vq, x)
+        if canonical:
+            half = args.batch // 2
+            some = range((step * world + rank) * half, (step * world + rank + 1) * half)
+            x[:half], z[:half] = canonical_batch(vq, renderer, canonical, some)
         loss = torch.zeros(())
         if quantised:
             with torch.no_grad():
@@ -205,6 +228,8 @@ def main() -> None:
         if time.time() - saved > 120 and rank == 0:
             saved = time.time()
             store(args.out, vq, held, quantised, log, step, args.stage)
+            if canonical:
+                canonical_report(vq, renderer, examples["held_out"], log, step)
             save_checkpoint(
                 path,
                 dict(
@@ -222,6 +247,8 @@ def main() -> None:
         vq.load_state_dict(average_model, strict=False)
     if rank == 0:
         store(args.out, vq, held, quantised, log, step, args.stage)
+        if canonical:
+            canonical_report(vq, renderer, examples["held_out"], log, step)
         beside = args.out / ("vq.new" if args.stage == "all" else "vq-decoder.new")
         vq.save_pretrained(beside)
         final = args.out / ("vq" if args.stage == "all" else "vq-decoder")
@@ -229,6 +256,14 @@ def main() -> None:
             final.rename(final.with_suffix(f".{int(time.time())}"))
         beside.rename(final)
         log(event="end", step=step)
+
+
+@torch.no_grad()
+def canonical_report(vq: LlamaGenVQ, renderer: Renderer, examples: dict[str, Any], log: Log, step: int) -> None:
+    """Log the PSNR of held-out pictures decoded from canonical codes."""
+    x, z = canonical_batch(vq, renderer, examples, range(96), "held_out")
+    y = torch.cat([vq.decode(part) for part in z.split(32)])
+    log(step=step, held_out_canonical_psnr=psnr(y, x))
 
 
 def store(run: Path, vq: LlamaGenVQ, held: Tensor, quantised: bool, log: Log, step: int, stage: str) -> None:
