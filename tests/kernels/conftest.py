@@ -1,13 +1,9 @@
-"""Without a CUDA device the Triton kernels run through the interpreter, chosen before they are imported."""
-
-import os
+"""GPU tests need a device; `tests/conftest.py` chooses the interpreter where there is none."""
 
 import pytest
 import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # The interpreter computes with numpy, which warns where a NaN is made on purpose.
 NUMPY_NOISE = "ignore::RuntimeWarning:triton.runtime.interpreter"

@@ -1,0 +1,11 @@
+"""Without a GPU the whole suite runs Triton through its interpreter, which must be chosen before any kernel is defined."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
