@@ -1,4 +1,4 @@
-"""Without a GPU the whole suite runs Triton through its interpreter, which must be chosen before any kernel is defined."""
+"""Without a GPU the suite runs Triton through its interpreter, chosen before any kernel is defined."""
 
 from __future__ import annotations
 
