@@ -32,3 +32,8 @@ def test_commands_exist(command: str) -> None:
 
 def test_the_readme_has_no_unfilled_gap() -> None:
     assert not re.search(r"[A-Z]+-GOES?-HERE|NOT-HERE", README)
+
+
+def test_the_rule_of_the_contributing_guide_passes_its_suite() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    exec(compile("\n".join(blocks), "CONTRIBUTING.md", "exec"), {})
