@@ -144,7 +144,13 @@ class Engine:
         tree = tree if budget else None
         nodes = tree.num_nodes if tree is not None else budget
         batch, horizon = seeds.shape[0], target.num_tokens
-        seeds = seeds.to(device=device, dtype=torch.int64)
+        if batch < 1 or seeds.dim() != 1 or seeds.dtype != torch.int64:
+            raise ValueError(f"seeds are {seeds.dtype} of shape {list(seeds.shape)}; give int64 [B], one per row, B >= 1")
+        if copies is not None and copies.shape != seeds.shape:
+            raise ValueError(
+                f"copies have shape {list(copies.shape)} and seeds {list(seeds.shape)}; name one prompt per seed"
+            )
+        seeds, copies = seeds.to(device), None if copies is None else copies.to(device)
         guidance = None
         if guidance_scale is not None:
             guidance = torch.as_tensor(guidance_scale, dtype=torch.float32, device=device).expand(batch).contiguous()
@@ -263,7 +269,7 @@ class Engine:
         cache = self.target.new_cache(prompts * branches, extra)
         output = self.target.prefill(condition, cache)
         if copies is not None:
-            rows = expand_index(copies.to(output.logits.device), branches)
+            rows = expand_index(copies, branches)
             cache.select(rows)
             hidden = output.hidden.index_select(0, rows) if output.hidden is not None else None
             output = TargetOutput(output.logits.index_select(0, rows), hidden)
@@ -337,10 +343,12 @@ class Engine:
         """The one host read of a round: how far every row moved, how much of its draft counted, could it draw."""
         columns = [state.lengths, drawn] if draft is None else [state.lengths, drawn, draft.lengths]
         host = self._host(torch.stack(columns))
-        lengths, bad = host[0], [row for row, token in enumerate(host[1]) if token < 0]
-        if bad:
-            raise DecodingError([active[row] for row in bad], lengths[bad[0]] - 1)
+        lengths = host[0]
         grown = [now - before for now, before in zip(lengths, state.host_lengths, strict=True)]
+        # a finished row is still scored behind its end until it leaves; what it would draw there is nothing
+        bad = [row for row, (token, more) in enumerate(zip(host[1], grown, strict=True)) if token < 0 and more]
+        if bad:
+            raise DecodingError([active[row] for row in bad], min(lengths[row] - 1 for row in bad))
         if state.host_lengths[0] > 0:
             branches = state.branches
             cache.set_host_lengths([n + grown[row // branches] for row, n in enumerate(cache.host_lengths)])

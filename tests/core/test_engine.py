@@ -161,7 +161,29 @@ def test_nan_logits_name_the_row_and_the_position(drafter: bool) -> None:
     assert caught.value.rows == [1]
 
 
+class CliffTarget(ToyTarget):
+    """Gives NaN logits behind the last position of the image, where nothing is ever drawn."""
+
+    def score(self, tokens: torch.Tensor, cache: KVStore, tree: TreeSpec | None = None) -> TargetOutput:
+        output = super().score(tokens, cache, tree)
+        behind = [length >= self.prefix + self.num_tokens - 1 for length in cache.host_lengths]
+        output.logits[torch.tensor(behind)] = float("nan")
+        return output
+
+
+@pytest.mark.parametrize("rule", ["exact", "coupled", "cool_sd"])
+def test_a_finished_row_that_waits_for_the_others_cannot_fail(rule: str) -> None:
+    helper = ModelDrafter(ToyTarget(5, 16, gap=0.8))
+    cliff = Engine(CliffTarget(5, 16), make_rule(rule), helper).decode(torch.zeros(8), SEEDS)
+    assert torch.equal(cliff.tokens, Engine(ToyTarget(5, 16), make_rule(rule), helper).decode(torch.zeros(8), SEEDS).tokens)
+
+
 def test_impossible_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="one prompt per seed"):
+        toy_engine().decode(torch.zeros(1), SEEDS, copies=torch.zeros(3, dtype=torch.int64))
+    for seeds in (SEEDS[:0], SEEDS.float(), SEEDS[None]):
+        with pytest.raises(ValueError, match="give int64"):
+            toy_engine().decode(torch.zeros(8), seeds)
     with pytest.raises(ValueError, match="num_draft_tokens must be 0"):
         toy_engine().decode(CONDITION, SEEDS, guidance_scale=1.5, num_draft_tokens=-1)
     with pytest.raises(ValueError, match="2 guidance branch"):
