@@ -127,10 +127,13 @@ def test_draws_follow_the_law_and_width_draws_without_replacement():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": -1.0}, "finite number >= 0"),
-        ({"temperature": float("nan")}, "finite number >= 0"),
+        ({"temperature": -1.0}, "finite number >= 1e-6"),
+        ({"temperature": float("nan")}, "finite number >= 1e-6"),
+        ({"temperature": 1e-40}, "0 is greedy"),
         ({"top_k": -1}, "integer >= 0"),
         ({"top_k": 1.5}, "integer >= 0"),
+        ({"top_k": 2.0}, "integer >= 0"),
+        ({"top_k": float("inf")}, "integer >= 0"),
         ({"top_p": 0.0}, r"\(0, 1\]"),
         ({"order": ("top_k", "top_k")}, "top_p"),
     ],

@@ -21,7 +21,7 @@ class Warp:
     """How logits become the sampled law.
 
     Args:
-        temperature: >= 0; 0 is greedy: all mass on the largest logit, ties to the lowest id.
+        temperature: 0, or at least 1e-6; 0 is greedy: all mass on the largest logit, ties to the lowest id.
         top_k: keep every token whose logit is >= the k-th largest (ties kept); 0, or k >= V, is off.
         top_p: in (0, 1]; keep the most likely tokens until their mass reaches top_p (ties kept); 1 is off.
         order: which truncation comes first. ("top_k", "top_p") is LlamaGen's, ("top_p", "top_k") LANTERN's.
@@ -36,12 +36,13 @@ class Warp:
     order: tuple[str, str] = ("top_k", "top_p")
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+        # below 1e-6 the quotient of an ordinary logit may overflow, and the law is greedy already
+        if not (math.isfinite(self.temperature) and (self.temperature == 0 or self.temperature >= 1e-6)):
             raise ValueError(
-                f"temperature={self.temperature!r} is not allowed: write a finite number >= 0 "
+                f"temperature={self.temperature!r} is not allowed: write 0 or a finite number >= 1e-6 "
                 "(0 is greedy, 1 leaves the law as it is)."
             )
-        if isinstance(self.top_k, bool) or int(self.top_k) != self.top_k or self.top_k < 0:
+        if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
             raise ValueError(f"top_k={self.top_k!r} is not allowed: write an integer >= 0 (0 switches top-k off).")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p!r} is not allowed: write a number in (0, 1] (1 switches top-p off).")
