@@ -31,6 +31,7 @@ from .loading import (
     LOADING_KEYWORDS,
     SAVING_KEYWORDS,
     bring_in,
+    check_complete,
     load_component,
     local_folder,
     read_index,
@@ -101,6 +102,7 @@ class ImagePipeline(DiffusionPipeline):
                 f"{folder} holds a {index['_class_name']}, not a {cls.__name__}; load it with "
                 "mediaspec.AutoPipeline.from_pretrained"
             )
+        stored = sorted(set(modules) - set(kwargs))
         given: dict[str, Any] = {name: kwargs.pop(name) for name in ("rule", "drafter") if name in kwargs}
         if "torch_dtype" not in kwargs:
             kwargs["dtype"] = kwargs.get("dtype") or torch.float32
@@ -111,6 +113,9 @@ class ImagePipeline(DiffusionPipeline):
             pipe = super().from_pretrained(folder, rule=None, drafter=None, **kwargs)
             for name in {"rule", "drafter"} - set(given):
                 given[name] = load_component(folder, name, index.get(name), dtype, kwargs.get("variant"))
+        if kwargs.get("quantization_config") is None:  # quantized parts keep their weights under other names
+            for name in stored:
+                check_complete(folder, name, given["drafter"] if name == "drafter" else getattr(pipe, name))
         rule, drafter = choose_rule(given["rule"], pipe.rule), given["drafter"]
         if rule is None:
             raise ValueError("rule='plain' is a choice of the call, not a component; write pipe(..., rule='plain')")
@@ -307,6 +312,11 @@ class ImagePipeline(DiffusionPipeline):
         # one at a time: convolutions over a batch round differently, and a picture must not depend on its batch
         pixels = torch.cat([self.vq.decode_code(row[None], self.grid) for row in tokens])
         pixels = (pixels.float() / 2 + 0.5).clamp(0, 1).cpu()
+        if not pixels.isfinite().all():
+            raise ValueError(
+                "the vq decoded NaN pixels: its weights are damaged or overflow in their dtype (float16 does where "
+                "bfloat16 and float32 do not); load it again, or write pipe.vq.float()"
+            )
         if missing.any():
             cells = missing.view(-1, 1, *self.grid).float()
             pixels = torch.where(torch.nn.functional.interpolate(cells, pixels.shape[-2:]) > 0, 0.5, pixels)

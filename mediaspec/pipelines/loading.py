@@ -25,6 +25,7 @@ __all__ = [
     "LOADING_KEYWORDS",
     "SAVING_KEYWORDS",
     "bring_in",
+    "check_complete",
     "component_class",
     "embedded_folder",
     "load_component",
@@ -96,9 +97,17 @@ def local_folder(name: str | os.PathLike[str], keywords: dict[str, Any]) -> str:
 
 
 def read_index(folder: str) -> dict[str, Any]:
-    """The model_index.json of a saved pipeline: component -> (module, class), defaults of the call, `_class_name`."""
-    with open(os.path.join(folder, "model_index.json"), encoding="utf-8") as file:
-        index = json.load(file)
+    """The model_index.json of a saved pipeline: component -> (module, class), defaults of the call, `_class_name`.
+
+    Raises:
+        ValueError: the file is cut off or something else.
+    """
+    path = os.path.join(folder, "model_index.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            index = json.load(file)
+    except ValueError as error:
+        raise ValueError(f"damaged file: {path} ({error}); copy or download it again") from error
     if not isinstance(index, dict):
         raise ValueError(f"{folder}/model_index.json holds a {type(index).__name__}; save the pipeline again")
     return index
@@ -106,24 +115,62 @@ def read_index(folder: str) -> dict[str, Any]:
 
 @contextmanager
 def readable_weights(folder: str) -> Iterator[None]:
-    """Turns the error of a damaged weight file into one that names the files.
+    """Turns the errors of damaged files into one that names them.
 
     Raises:
-        ValueError: a .safetensors file below `folder` is truncated or no safetensors file at all.
+        ValueError: below `folder` a .safetensors or .json file is cut off or something else, or weights have other
+            shapes than their config.json says.
     """
     try:
         yield
-    except SafetensorError as error:
-        damaged = []
-        for path in sorted(Path(folder).rglob("*.safetensors")):
-            try:
-                with safe_open(path, framework="pt"):
-                    pass
-            except SafetensorError:
-                damaged.append(str(path))
+    except (SafetensorError, json.JSONDecodeError) as error:
+        kind = "weights" if isinstance(error, SafetensorError) else "file"
+        damaged = [str(path) for path in sorted(Path(folder).rglob("*")) if not _readable(path)]
         raise ValueError(
-            f"damaged weights: {', '.join(damaged) or folder} ({error}); copy or download the file again"
+            f"damaged {kind}: {', '.join(damaged) or folder} ({error}); copy or download the file again"
         ) from error
+    except RuntimeError as error:
+        if "mismatched" not in str(error):
+            raise
+        raise ValueError(
+            f"damaged weights: a part of {folder} has weights of other shapes than its config.json says, or no "
+            "config.json (the report above names them); copy or download the folder again"
+        ) from error
+
+
+def _readable(path: Path) -> bool:
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt"):
+                pass
+        elif path.suffix == ".json":
+            json.loads(path.read_text(encoding="utf-8"))
+    except (SafetensorError, ValueError):
+        return False
+    return True
+
+
+def check_complete(folder: str, part: str, module: Any) -> None:
+    """Refuses weight files that lack tensors: loading would leave those at random values and only warn.
+
+    Raises:
+        ValueError: tensors of `module` are in no .safetensors file of its subfolder `part`, and not tied to one.
+    """
+    files = list(Path(folder, part).glob("*.safetensors"))
+    if not isinstance(module, torch.nn.Module) or not files:
+        return
+    stored: set[str] = set()
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            stored |= set(tensors.keys())
+    state = module.state_dict()
+    known = {tensor.data_ptr() for name, tensor in state.items() if name in stored}
+    lost = [name for name, tensor in state.items() if name not in stored and tensor.data_ptr() not in known]
+    if lost:
+        raise ValueError(
+            f"damaged weights: {os.path.join(folder, part)} lacks {len(lost)} tensors of {type(module).__name__} "
+            f"({', '.join(lost[:3])}); copy or download the folder again"
+        )
 
 
 def component_class(module: str, name: str) -> type:

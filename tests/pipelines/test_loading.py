@@ -9,6 +9,7 @@ import diffusers
 import pytest
 import torch
 from diffusers import DiffusionPipeline
+from safetensors.torch import load_file, save_file
 
 import mediaspec
 from mediaspec.core.component import register_to_config
@@ -148,6 +149,38 @@ def test_truncated_weights_are_a_clear_error(folder, tmp_path, part: str) -> Non
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(ValueError, match=f"damaged weights: .*{part}/model.safetensors "):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["drafter", "transformer", "vq", "text_encoder"])
+def test_weights_that_lack_tensors_or_fit_no_config_are_a_clear_error(folder, tmp_path, part: str) -> None:
+    load(folder).save_pretrained(tmp_path)
+    file = next((tmp_path / part).glob("*.safetensors"))
+    whole = load_file(file)
+    name = sorted(whole)[-1]
+    save_file({key: value for key, value in whole.items() if key != name}, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"damaged weights: .*{part} lacks [12] tensors of .*{name.split('.')[-1]}"):
+        load(tmp_path)
+    save_file({**whole, name: torch.zeros(3, 3)}, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="damaged weights: .* other shapes"):
+        load(tmp_path)
+    assert load(tmp_path, **{part: getattr(load(folder), part)}) is not None  # a replaced part is not looked at
+
+
+@pytest.mark.parametrize("name", ["model_index.json", "tokenizer/tokenizer.json"])
+def test_a_damaged_json_file_is_named(folder, tmp_path, name: str) -> None:
+    load(folder).save_pretrained(tmp_path)
+    file = tmp_path / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ValueError, match=f"damaged file: .*{name}"):
+        load(tmp_path)
+
+
+def test_pictures_of_a_broken_vq_are_an_error(folder) -> None:
+    pipe = load(folder)
+    with torch.no_grad():
+        pipe.vq.quantize.embedding.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match="vq decoded NaN"):
+        pipe("a cat", seeds=1)
 
 
 def test_a_drafter_of_another_model_is_refused_while_loading(folder) -> None:
