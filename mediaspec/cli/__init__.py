@@ -1,4 +1,4 @@
-"""The `mediaspec` command: generate, bench, eval, demo and doctor, one file each.
+"""The `mediaspec` command: generate, convert, bench, eval, demo and doctor, one file each.
 
 A command module is imported with its siblings but may import torch only inside its functions, so `--help` and
 `--version` answer at once.
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from . import bench, demo, doctor, eval, generate
+from . import bench, convert, demo, doctor, eval, generate
 
 __all__ = ["app", "main"]
 
@@ -22,11 +22,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(generate.app, name="generate")
+app.add_typer(convert.app, name="convert")
 app.add_typer(bench.app, name="bench")
 app.add_typer(eval.app, name="eval")
 app.command(name="demo")(demo.demo)
 app.command(name="doctor")(doctor.doctor)
-app.command(name="demo")(demo.demo)
 
 
 def _version(asked: bool) -> None:

@@ -1,0 +1,5 @@
+"""`python -m mediaspec` is the `mediaspec` command."""
+
+from .cli import main
+
+main()
