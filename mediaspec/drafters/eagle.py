@@ -81,7 +81,8 @@ class EagleDrafter:
 
     def __init__(self, head: DraftHead, dtype: torch.dtype | None = None) -> None:
         self.head, self.dtype = head, dtype
-        self._prepared: tuple[Target, torch.device, DraftStep] | None = None
+        # a list, so that shallow copies (one per run where runs overlap) share what one of them prepares
+        self._prepared: list[tuple[Target, torch.device, DraftStep]] = []
         self._run: _Run | None = None
 
     def check(self, target: Target) -> None:
@@ -156,11 +157,14 @@ class EagleDrafter:
 
     def _step(self, target: Target) -> DraftStep:
         """The prepared head; made once per target and device, so weights changed later need a new drafter."""
-        if self._prepared is None or self._prepared[0] is not target or self._prepared[1] != target.device:
-            self.check(target)
-            ids = torch.arange(target.vocab_size, device=target.device)[None]
-            self._prepared = (target, target.device, self.head.prepare(target.embed(ids)[0], self.dtype))
-        return self._prepared[2]
+        for known, device, step in self._prepared:
+            if known is target and device == target.device:
+                return step
+        self.check(target)
+        ids = torch.arange(target.vocab_size, device=target.device)[None]
+        step = self.head.prepare(target.embed(ids)[0], self.dtype)
+        self._prepared[:] = [(target, target.device, step)]
+        return step
 
     def _live(self) -> _Run:
         if self._run is None:

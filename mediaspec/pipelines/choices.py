@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 from typing import Any
 
-from ..drafters import DRAFTERS, make_drafter
+from ..drafters import DRAFTERS, JacobiDrafter, make_drafter
 from ..models.eagle import EagleHead
 from ..models.llamagen import LlamaGenGPT
 from ..rules import AcceptanceRule, available_rules, make_rule
@@ -77,7 +78,7 @@ def choose_drafter(given: Any, component: Any, drive: Any, explicit_rule: bool) 
     if given not in DRAFTERS:
         raise ValueError(f"there is no drafter {given!r}; {_near(given, drafter_names())}")
     if given not in NETWORKS:
-        return component if isinstance(component, DRAFTERS[given]) else make_drafter(given)
+        return _ready(component if isinstance(component, DRAFTERS[given]) else make_drafter(given), drive)
     kind = NETWORKS[given]
     if not isinstance(component, kind):
         owned = "none" if component is None else type(component).__name__
@@ -91,6 +92,8 @@ def choose_drafter(given: Any, component: Any, drive: Any, explicit_rule: bool) 
 def _ready(drafter: Any, drive: Any) -> Any:
     if isinstance(drafter, (EagleHead, LlamaGenGPT)):
         return drive(drafter)
+    if isinstance(drafter, JacobiDrafter):
+        return copy.copy(drafter)  # a run's state lives in the drafter, and calls in several threads may overlap
     if drafter is None or (hasattr(drafter, "propose") and hasattr(drafter, "observe")):
         return drafter
     raise TypeError(

@@ -5,6 +5,7 @@ B pictures (prompts times pictures per prompt), G guidance branches, T tokens pe
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,6 +79,9 @@ class ImagePipeline(DiffusionPipeline):
         self.register_modules(rule=ExactRule() if rule is None else rule, drafter=drafter, **components)
         self.register_to_config(**defaults)
         self._kept: dict[int, tuple[Any, ...]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}}  # prepared weights cannot be pickled; they are made again
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
@@ -174,19 +178,25 @@ class ImagePipeline(DiffusionPipeline):
         """The model as a target; kept, because it prepares the weights once and again only when they change."""
         known = self._kept.get(id(model))
         if known is None or known[0] is not model:
-            codebook = self.vq.quantize.codebook().detach() if model is self.transformer else None
-            known = self._kept[id(model)] = (model, LlamaGenTarget(model, codebook=codebook))
-        return known[1]
+            known = self._kept[id(model)] = (model, LlamaGenTarget(model), None)
+        target: LlamaGenTarget = known[1]
+        if model is self.transformer:
+            codes = self.vq.quantize.embedding.weight
+            version = (self.vq, codes.data_ptr(), 0 if codes.is_inference() else codes._version)
+            if known[2] != version:
+                target.codebook = self.vq.quantize.codebook().detach()[: target.vocab_size]
+                self._kept[id(model)] = (model, target, version)
+        return target
 
     def _drafter(self, network: Any) -> Any:
-        """The drafter that runs a network; one with a head is kept until the weights of either model change."""
+        """The drafter that runs a network, for one run; what a head prepares is kept until either model changes."""
         if isinstance(network, LlamaGenGPT):
             return ModelDrafter(self._wrap(network))
         state = (network, weights_version(network), weights_version(self.transformer))
         known = self._kept.get(id(network))
         if known is None or known[0] is not network or known[2] != state[1:]:
             known = self._kept[id(network)] = (network, EagleDrafter(network), state[1:])
-        return known[1]
+        return copy.copy(known[1])
 
     def _check_fit(self, drafter: Any) -> None:
         """Refuses parts with different vocabularies or sizes; a wrong drafter would draft garbage unnoticed."""

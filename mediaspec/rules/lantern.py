@@ -97,6 +97,7 @@ class LanternRule(AcceptanceRule):
         # A token the target excludes can borrow in "lantern"; in "lantern++" its budget is 0.
         self.may_leave_support = variant == "lantern"
         self.neighbours: Tensor | None = None
+        self._prepared_for: Tensor | None = None
 
     @property
     def guarantee(self) -> str:
@@ -106,6 +107,7 @@ class LanternRule(AcceptanceRule):
         """codebook [V, D]: row v is the vector that token v stands for. Tables of k >= V are cut to V - 1."""
         if codebook.dim() != 2:
             raise ValueError(f"the codebook must be [V, D], got shape {tuple(codebook.shape)}")
+        self._prepared_for = None
         self.neighbours = nearest_codes(codebook.detach(), min(self.k, codebook.shape[0] - 1))
 
     def prepare(self, target: object) -> None:
@@ -115,7 +117,9 @@ class LanternRule(AcceptanceRule):
                 f"LanternRule needs the codebook that {type(target).__name__} does not show as `codebook`; call "
                 f'rule.set_codebook(vectors [V, D]), or use rule="cool_sd", which needs none'
             )
-        self.set_codebook(codebook)
+        if codebook is not self._prepared_for:  # the table costs V^2 distances: 60 ms at V = 1,024
+            self.set_codebook(codebook)
+            self._prepared_for = codebook
 
     def accepted_mass(self, p: Tensor, q: Tensor, first: int = 0) -> Tensor:
         if self.neighbours is None:

@@ -141,9 +141,9 @@ def test_a_head_is_prepared_once_per_target():
     target = ToyTarget(vocab_size=7, num_tokens=9)
     drafter = EagleDrafter(toy_head(target))
     first = decode(target, ExactRule(), drafter, 2)
-    step = drafter._prepared
+    step = drafter._prepared[0][2]
     second = decode(target, ExactRule(), drafter, 2)
-    assert drafter._prepared is step
+    assert drafter._prepared[0][2] is step
     assert torch.equal(first.tokens, second.tokens)
 
 

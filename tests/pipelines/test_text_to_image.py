@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
+import threading
 
 import numpy as np
 import PIL.Image
@@ -12,7 +15,7 @@ import torch
 from mediaspec.core.tree import TreeSpec
 from mediaspec.drafters import JacobiDrafter
 from mediaspec.pipelines import ImagePipelineOutput
-from mediaspec.rules import CoolSDRule, CoupledRule, ExactRule
+from mediaspec.rules import CoolSDRule, CoupledRule, ExactRule, make_rule
 
 from . import tiny
 
@@ -284,6 +287,52 @@ def test_changed_weights_are_seen(pipe) -> None:
     after = tokens(changed, PROMPTS, seeds=1, rule="plain")
     assert not torch.equal(before, after)
     assert torch.equal(tokens(changed, PROMPTS, seeds=1, rule="coupled"), after)
+
+
+def test_a_changed_vq_is_seen_by_rules_that_compare_codes() -> None:
+    own = tiny.text_pipeline(rule=make_rule("lantern", k=4, delta=0.9))
+    own("a cat", seeds=1)
+    before = own.rule.neighbours
+    own("a cat", seeds=2)
+    assert own.rule.neighbours is before  # not made again for every call
+    with torch.no_grad():
+        own.vq.quantize.embedding.weight.copy_(own.vq.quantize.embedding.weight.flip(0) ** 3)
+    own("a cat", seeds=1)
+    assert not torch.equal(own.rule.neighbours, before)
+    other = tiny.gpt(seed=5)
+    own.transformer = other
+    assert own("a cat", seeds=1, rule="lantern").stats["guarantee"] == "unbounded"
+
+
+def test_a_used_pipeline_is_copied_and_pickled(pipe) -> None:
+    expected = tokens(pipe, PROMPTS, seeds=1)
+    for twin in (copy.deepcopy(pipe), pickle.loads(pickle.dumps(pipe))):
+        assert torch.equal(tokens(twin, PROMPTS, seeds=1), expected)
+
+
+@pytest.mark.parametrize("drafter", ["eagle", "jacobi"])
+def test_calls_in_two_threads_do_not_mix(drafter: str) -> None:
+    """The first call is held after its second round until the second call has run."""
+    own = tiny.text_pipeline(drafter=JacobiDrafter() if drafter == "jacobi" else "eagle")
+    alone = [tokens(own, PROMPTS[:count], seeds=count) for count in (2, 1)]
+    reached, go_on, found = threading.Event(), threading.Event(), []
+
+    def hold(pipe, step, committed, tensors):
+        if step == 2:
+            reached.set()
+            go_on.wait(60)
+        return tensors
+
+    def first() -> None:
+        found.append(tokens(own, PROMPTS[:2], seeds=2, callback_on_step_end=hold))
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert reached.wait(60)
+    second = tokens(own, PROMPTS[:1], seeds=1)
+    go_on.set()
+    thread.join(60)
+    assert found and torch.equal(found[0], alone[0]) and torch.equal(second, alone[1])
 
 
 def test_components_are_swapped_like_schedulers(pipe) -> None:
