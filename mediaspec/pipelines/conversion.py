@@ -220,7 +220,8 @@ def _assemble(
     }
     if condition == "class":
         return ClassToImagePipeline(**parts)
-    encoder, tokenizer = _load_text_encoder(os.fspath(text_encoder or TEXT_ENCODER), transformer.config.caption_dim, dtype)
+    name, width = os.fspath(text_encoder or TEXT_ENCODER), transformer.config.caption_dim
+    encoder, tokenizer = _load_text_encoder(name, width, dtype)
     return TextToImagePipeline(text_encoder=encoder, tokenizer=tokenizer, **parts)
 
 
