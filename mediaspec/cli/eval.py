@@ -264,7 +264,13 @@ def captions_of(model: str, path: Path | None, count: int) -> list[str]:
 
     if path is None:
         return spread(held_out_prompts(model), count)
-    return spread([p if isinstance(p, str) else str(p["prompt"]) for p in read_prompts(None, path)], count)
+    found = []
+    for number, entry in enumerate(read_prompts(None, path)):
+        text = entry if isinstance(entry, str) else entry.get("prompt")
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"{path}, prompt {number} is {entry!r}; write a caption, or an object with prompt")
+        found.append(text)
+    return spread(found, count)
 
 
 def _generate(

@@ -16,11 +16,14 @@ __all__ = ["app"]
 
 app = typer.Typer(help="Generate pictures.", no_args_is_help=True)
 
-# every key a --config file may hold, with the option's name; the file gives defaults, the command line wins
-CONFIG_KEYS = (
-    "model", "rule", "delta", "eps", "drafter", "num_draft_tokens", "tree", "guidance_scale", "temperature", "top_k",
-    "top_p", "negative_prompt", "seed", "num_images", "batch_size", "dtype", "device",
-)  # fmt: skip
+# every key a --config file may hold, by the option's name, and its kind; the file gives defaults, the command line wins
+CONFIG_KEYS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("model", "rule", "drafter", "negative_prompt", "dtype", "device"), str),
+    **dict.fromkeys(("num_draft_tokens", "top_k", "seed", "num_images", "batch_size"), int),
+    **dict.fromkeys(("delta", "eps", "guidance_scale", "temperature", "top_p"), (int, float)),
+    "tree": (int, str, list),
+}
+KINDS = {str: "text", int: "a whole number", (int, float): "a number", (int, str, list): "widths such as 3,2,1"}
 DEFAULTS = {"model": "emoji-64", "seed": 0, "num_images": 1, "batch_size": 8, "dtype": "float32", "device": "auto"}
 
 
@@ -74,7 +77,10 @@ def image(
     }  # fmt: skip
     with plain_errors("Run the same command again to go on."):
         options = {name: value for name, value in given.items() if value is not None}
-        values = {**DEFAULTS, **(read_config(config) if config else {}), **options}
+        file = read_config(config) if config else {}
+        # a rule on the command line brings its own strength, and delta and eps stand for each other
+        replaced = ("delta", "eps") if {"rule", "delta", "eps"} & set(options) else ()
+        values = {**DEFAULTS, **{k: v for k, v in file.items() if k not in replaced}, **options}
         part = parse_shard(shard, shard_by)
         run(read_prompts(prompts, prompt_file), out, values, shard=part, trace=trace, as_json=as_json)
 
@@ -163,6 +169,8 @@ def run_settings(values: dict[str, Any]) -> Any:
     relaxed = {key: values[key] for key in ("delta", "eps") if values.get(key) is not None}
     if relaxed and rule is None:
         rule = "cool_sd"
+    if {"delta", "eps"} <= {*extra, *relaxed}:
+        raise ValueError("delta and eps were both given, but eps replaces the schedule that delta scales; give one")
     device = values["device"]
     if device == "auto":
         import torch
@@ -205,6 +213,9 @@ def read_config(name: str) -> dict[str, Any]:
     for key in values:
         if key not in CONFIG_KEYS:
             raise ValueError(f"--config {name} has an unknown key {key!r}; {nearest(str(key), CONFIG_KEYS)}")
+        kind, value = CONFIG_KEYS[key], values[key]
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise ValueError(f"--config {name}: {key} is {value!r}; write {KINDS[kind]}, or leave the line out")
     return values
 
 
@@ -216,7 +227,11 @@ def read_prompts(prompts: list[str] | None, path: Path | None) -> list[str | dic
         return list(prompts or [])
     if not path.is_file():
         raise ValueError(f"--prompts {path} is no file")
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    # editors on Windows begin a file with a mark; JSON strings may hold separators at which splitlines() would cut
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n")]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--prompts {path} is no UTF-8 text ({error}); save it as UTF-8") from error
     found: list[str | dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         if not line:
@@ -250,7 +265,7 @@ def parse_shard(text: str | None, by: str | None = None) -> tuple[int, int]:
     if text is None:
         return 0, 1
     rank, slash, world = text.partition("/")
-    if not (slash and rank.isdigit() and world.isdigit() and int(rank) < int(world)):
+    if not (slash and rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
         raise ValueError(f"--shard {text}: write i/n with 0 <= i < n, for instance 0/4")
     return int(rank), int(world)
 
@@ -259,8 +274,8 @@ def parse_tree(value: Any) -> tuple[int, ...] | None:
     """Widths of a draft tree from "3,2,1" or a list."""
     if value is None:
         return None
-    parts = value.split(",") if isinstance(value, str) else list(value)
     try:
+        parts = value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else list(value)
         return tuple(int(part) for part in parts)
     except (TypeError, ValueError):
         raise ValueError(f"--tree {value!r}: write the number of children per level, e.g. 3,2,1") from None

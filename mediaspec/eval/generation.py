@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..core.types import Warp
 from ..pipelines.loading import EMBEDDED, embedded_folder
 from ..pipelines.trace import draw_trace
 from ..pipelines.versions import versions
@@ -54,6 +56,12 @@ class RunSettings:
     top_p: float | None = None
     dtype: str = "float32"
     device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.guidance_scale is not None and not math.isfinite(self.guidance_scale):
+            raise ValueError(f"guidance_scale={self.guidance_scale!r}; write a finite number, 1 switches guidance off")
+        given = {name: getattr(self, name) for name in ("temperature", "top_k", "top_p")}
+        Warp(**{name: value for name, value in given.items() if value is not None})  # refuses values out of range
 
     def call_keywords(self) -> dict[str, Any]:
         """Keywords of the pipeline call."""
@@ -113,7 +121,11 @@ def load_pipeline(settings: RunSettings) -> Any:
     with quiet_loading():
         pipe = AutoPipeline.from_pretrained(settings.model, dtype=names[settings.dtype])
     pipe.set_progress_bar_config(disable=True)
-    return pipe.to(settings.device)
+    try:
+        return pipe.to(settings.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {settings.device!r} cannot be used here ({reason}); write cpu") from error
 
 
 @contextmanager

@@ -67,6 +67,12 @@ def test_a_table_without_json(command, model, captions) -> None:
     assert result.exit_code == 0 and "| `plain` | 1.00x |" in result.stdout
 
 
+def test_prompt_files_without_captions_are_refused(command, model, tmp_path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"text": "a cat"}')
+    result = command("bench", "image", "--model", model, "--prompts", tmp_path / "p.jsonl", "--repeats", 1)
+    assert result.exit_code == 2 and "write a caption" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -32,6 +32,11 @@ def test_a_missing_model_is_a_problem_and_code_1(command, tmp_path) -> None:
     assert result.exit_code == 1 and "model_index.json" in json.loads(result.stdout)["problems"][0]
 
 
+def test_a_device_that_is_not_there_is_a_problem(command, model) -> None:
+    result = command("doctor", "--model", model, "--device", "foo", "--json")
+    assert result.exit_code == 1 and "cannot be used here" in json.loads(result.stdout)["problems"][0]
+
+
 def test_versions_outside_the_range_are_problems() -> None:
     assert _transformers.check_version("5.17.0") is None and _transformers.check_version("5.24.0") is None
     assert "pip install" in (_transformers.check_version("4.56.0") or "") and _transformers.check_version("6.0.0")

@@ -208,6 +208,17 @@ def test_sigkill_at_random_moments_changes_nothing(command, model, tmp_path) -> 
         (["a cat", "--shard-by", "index"], "RANK"),
         (["a cat", "--tree", "x"], "--tree"),
         (["a cat", "--temperature", "-1"], "temperature"),
+        (["a cat", "--temperature", "nan"], "temperature=nan"),
+        (["a cat", "--temperature", "1e-40"], "0 is greedy"),
+        (["a cat", "--guidance-scale", "inf"], "write a finite number"),
+        (["a cat", "--top-p", "0"], "top_p"),
+        (["a cat", "--delta", "2", "--eps", "0.1"], "give one"),
+        (["a cat", "--rule", "cool_sd:eps=0.1", "--delta", "2"], "give one"),
+        (["a cat", "--rule", "lantern++", "--delta", "0.5"], "write lam="),
+        (["a cat", "--rule", "cool_sd:delta=fast"], "cannot be made"),
+        (["a cat", "--device", "foo"], "device 'foo' cannot be used here"),
+        (["a cat", "--seed", str(2**63 - 1), "--num-images", "2"], "no int64"),
+        (["a cat", "--shard", "\u00b2/3"], "--shard"),
         (["a cat", "--config", "no-such"], "no such file or preset"),
         (["a cat", "--prompts", "x.txt"], "one of the two"),
         ([], "captions as arguments"),
@@ -227,6 +238,39 @@ def test_unknown_config_keys_are_refused(command, model, tmp_path) -> None:
     options = ("--config", tmp_path / "c.yaml", "--model", model, "--out", tmp_path)
     result = command("generate", "image", "a cat", *options)
     assert result.exit_code == 2 and "did you mean 'guidance_scale'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "line", ["seed: abc", 'num_images: "3"', "batch_size: 2.5", "seed: null", "rule: 5", "top_k: 1.5", "seed: true"]
+)
+def test_config_values_of_the_wrong_kind_are_refused(command, model, tmp_path, line: str) -> None:
+    (tmp_path / "c.yaml").write_text(line)
+    result = command(
+        "generate", "image", "a cat", "--config", tmp_path / "c.yaml", "--model", model, "--out", tmp_path / "out"
+    )
+    assert result.exit_code == 2 and f"{line.split(':')[0]} is " in result.stderr, result.stderr
+
+
+def test_a_rule_on_the_command_line_drops_the_strength_of_the_config(command, model, tmp_path) -> None:
+    base = ("generate", "image", "a cat", "--model", model, "--config", "fast", "--json")
+    made = command(*base, "--rule", "exact", "--out", tmp_path / "a")
+    assert report(made)["guarantee"] == "exact-law"
+    assert command(*base, "--eps", "0.05", "--out", tmp_path / "b").exit_code == 0
+    settings = json.loads((tmp_path / "b/settings.json").read_text())["settings"]
+    assert settings["rule"] == "cool_sd" and settings["rule_settings"] == {"eps": 0.05}
+
+
+def test_prompt_files_of_other_editors(command, model, tmp_path) -> None:
+    (tmp_path / "p.txt").write_bytes(b"\xef\xbb\xbfa cat\r\na dog\r\n")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a cat\u2028a dog"}\n', encoding="utf-8")
+    (tmp_path / "x.txt").write_bytes(b"\xff\xfea")
+    base = ("generate", "image", "--model", model)
+    for name, prompts in (("p.txt", ["a cat", "a dog"]), ("p.jsonl", ["a cat\u2028a dog"])):
+        out = tmp_path / f"{name}-out"
+        assert command(*base, "--prompts", tmp_path / name, "--out", out).exit_code == 0
+        assert [row["prompt"] for row in read_manifest(out)] == prompts
+    result = command(*base, "--prompts", tmp_path / "x.txt", "--out", tmp_path / "x")
+    assert result.exit_code == 2 and "no UTF-8 text" in result.stderr
 
 
 def test_another_model_or_rule_in_the_same_folder_is_refused(command, model, tmp_path) -> None:
