@@ -31,7 +31,9 @@ __all__ = ["FinishedImage", "Item", "Manifest", "ManifestError", "make_items", "
 
 SETTINGS_FILE = "settings.json"
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-ROW_KEYS = {"id", "index", "prompt", "seed", "file", "sha256", "settings_hash", "stats"}
+ROW_KEYS = {
+    "id": str, "index": int, "prompt": str, "seed": int, "file": str, "sha256": str, "settings_hash": str, "stats": dict
+}  # fmt: skip
 
 
 class ManifestError(ValueError):
@@ -57,6 +59,8 @@ class Item:
     negative_prompt: str | None = None
 
     def __post_init__(self) -> None:
+        if not -(2**63) <= self.seed < 2**63:
+            raise ManifestError(f"seed {self.seed} of picture {self.index} is no int64; write a smaller --seed")
         if not ID_PATTERN.fullmatch(self.id):
             raise ManifestError(
                 f"id {self.id!r} cannot name a file; use letters, digits, '.', '_' and '-', beginning with a letter "
@@ -109,12 +113,16 @@ def make_items(
                 f"prompt {i} is {row}: allowed keys are prompt (a string, required), id, seed and negative_prompt"
                 + (f", not {unknown}" if unknown else "")
             )
+        if not isinstance(row.get("seed", seed), int) or isinstance(row.get("seed"), bool):
+            raise ManifestError(f"prompt {i} has seed {row['seed']!r}; write a whole number, or leave it out")
+        if not isinstance(row.get("negative_prompt", ""), (str, type(None))):
+            raise ManifestError(f"prompt {i} has negative_prompt {row['negative_prompt']!r}; write text or null")
         if not row["prompt"].strip():
             raise ManifestError(f"prompt {i} is empty; write a caption, for instance 'a red apple'")
         for j in range(num_images):
             index = i * num_images + j
             name = f"{index:06d}" if "id" not in row else str(row["id"]) + (f"-{j}" if num_images > 1 else "")
-            own_seed = int(row["seed"]) + j if "seed" in row else seed + index
+            own_seed = row["seed"] + j if "seed" in row else seed + index
             items.append(Item(index, name, row["prompt"], own_seed, row.get("negative_prompt", negative_prompt)))
     seen: dict[str, int] = {}
     for item in items:
@@ -211,13 +219,17 @@ class Manifest:
             with _explain(self):
                 for left_over in self.root.rglob(f".*.{self.tag}.tmp"):
                     left_over.unlink()
-                self._check_settings(settings)
+                known = self._check_settings(settings)
                 self._load()
+                if not known:
+                    text = _json({"settings_hash": self.hash, "settings": settings}, indent=1)
+                    self._replace(self.root / SETTINGS_FILE, text.encode() + b"\n")
         except BaseException:
             self._unlock()
             raise
 
-    def _check_settings(self, settings: Mapping[str, Any]) -> None:
+    def _check_settings(self, settings: Mapping[str, Any]) -> bool:
+        """Whether the folder states these very settings already; refuses a folder made with others."""
         path = self.root / SETTINGS_FILE
         if path.exists():
             try:
@@ -225,7 +237,7 @@ class Manifest:
             except (ValueError, KeyError, TypeError):
                 old = None
             if isinstance(old, dict) and settings_hash(old) == self.hash:
-                return
+                return True
             # where nothing was finished with the other settings, nothing can be mixed up
             if isinstance(old, dict) and any(file.stat().st_size for file in _manifest_files(self.root)):
                 new = json.loads(_json(settings))
@@ -238,7 +250,7 @@ class Manifest:
                     f"{self.root} was made with other settings ({'; '.join(differing)}); use the same settings to go "
                     "on with it, or another folder with --out"
                 )
-        self._replace(path, _json({"settings_hash": self.hash, "settings": settings}, indent=1).encode() + b"\n")
+        return False
 
     def _load(self) -> None:
         dropped: list[str] = []
@@ -420,7 +432,8 @@ def _parse(data: bytes) -> tuple[list[dict[str, Any]], int]:
             row = json.loads(line)
         except ValueError:
             row = None
-        if isinstance(row, dict) and row.keys() >= ROW_KEYS:
+        kinds = {**ROW_KEYS, "extra": dict}
+        if isinstance(row, dict) and all(isinstance({"extra": {}, **row}.get(k), kind) for k, kind in kinds.items()):
             rows.append(row)
         else:
             bad += 1

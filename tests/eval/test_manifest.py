@@ -55,6 +55,10 @@ def test_items_number_prompts_and_seeds() -> None:
         (["a", " "], "prompt 1 is empty"),
         ([{"prompt": "a", "id": "x"}, {"prompt": "b", "id": "x"}], "used by pictures 0 and 1"),
         ([{"prompt": "a", "id": "../x"}], "cannot name a file"),
+        ([{"prompt": "a", "seed": "x"}], "seed 'x'; write a whole number"),
+        ([{"prompt": "a", "seed": 1.5}], "seed 1.5; write a whole number"),
+        ([{"prompt": "a", "seed": 2**63}], "no int64"),
+        ([{"prompt": "a", "negative_prompt": 5}], "negative_prompt 5; write text"),
     ],
 )
 def test_bad_prompt_rows_are_refused(prompts: list, message: str) -> None:
@@ -178,6 +182,29 @@ def test_other_settings_are_refused_even_without_the_settings_file(tmp_path: Pat
     (tmp_path / "settings.json").unlink()
     with pytest.raises(ManifestError, match="settings hash"):
         fill(tmp_path, items, settings={"rule": "exact"})
+
+
+def test_a_damaged_settings_file_does_not_lock_the_folder_to_other_settings(tmp_path: Path) -> None:
+    items = make_items(["a"], seed=0)
+    fill(tmp_path, items)
+    whole = contents(tmp_path)
+    (tmp_path / "settings.json").write_text("{")
+    with pytest.raises(ManifestError, match="settings hash"):
+        fill(tmp_path, items, settings={"rule": "exact"})
+    assert fill(tmp_path, items) == 0 and contents(tmp_path) == whole
+
+
+@pytest.mark.parametrize("edit", [{"index": "x"}, {"id": ["x"]}, {"stats": 3}, {"extra": ["x"]}, {"file": None}])
+def test_an_edited_line_of_the_wrong_kind_is_redone(tmp_path: Path, edit: dict) -> None:
+    items = make_items(["a", "b"], seed=0)
+    fill(tmp_path, items)
+    whole = contents(tmp_path)
+    lines = (tmp_path / "manifest.jsonl").read_text().splitlines()
+    lines[0] = json.dumps({**json.loads(lines[0]), **edit})
+    (tmp_path / "manifest.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.warns(UserWarning, match="unreadable line"):
+        assert fill(tmp_path, items) == 1
+    assert contents(tmp_path) == whole
 
 
 def test_another_prompt_or_seed_under_a_finished_id_is_refused(tmp_path: Path) -> None:
