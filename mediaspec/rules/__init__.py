@@ -52,4 +52,7 @@ def make_rule(name: str, **config: Any) -> AcceptanceRule:
         raise ValueError(f'there is no acceptance rule {name!r}; did you mean "{near[0]}"? The rules are {names}')
     cls, preset = AcceptanceRule.registry[name]
     cls.check_settings(config)
-    return cls(**{**preset, **config})
+    try:
+        return cls(**{**preset, **config})
+    except TypeError as error:
+        raise ValueError(f"rule {name!r} cannot be made with {config}: {error}") from error

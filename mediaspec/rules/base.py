@@ -39,7 +39,7 @@ from ..core.verify import VerifyInputs, verify_chain_by_mass, verify_tree_by_mas
 from ..kernels.verify_chain import Residual, verify_chain
 from ..kernels.verify_tree import verify_tree
 
-__all__ = ["GUARANTEES", "AcceptanceRule", "check_choice"]
+__all__ = ["GUARANTEES", "AcceptanceRule", "check_choice", "check_count"]
 
 GUARANTEES = ("exact-tokens", "exact-law", "bounded-drift", "unbounded")
 
@@ -49,6 +49,12 @@ def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         near = difflib.get_close_matches(str(value), allowed, 1) or allowed[:1]
         raise ValueError(f'{name} must be one of {allowed}, got {value!r}; write {name}="{near[0]}"')
+
+
+def check_count(name: str, value: object, example: int) -> None:
+    """Raises ValueError for anything but an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}; write {name}={example}")
 
 
 class AcceptanceRule(SchedulerMixin, ConfigMixin):

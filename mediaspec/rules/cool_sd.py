@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.component import register_to_config
 from ..core.law import RESIDUALS
 from ..kernels.verify_chain import Residual
-from .base import AcceptanceRule, check_choice
+from .base import AcceptanceRule, check_choice, check_count
 from .budget import omega_for_budget
 
 __all__ = ["SCHEDULES", "CoolSDRule", "omega_schedule"]
@@ -104,8 +104,7 @@ class CoolSDRule(AcceptanceRule):
             raise ValueError(f"delta must be a finite number above 0, got {delta!r}; write delta=1.1, or 1.0 for none")
         if not (math.isfinite(nu) and nu >= 0):
             raise ValueError(f"nu must be a finite number >= 0, got {nu!r}; write nu=0.7")
-        if length < 1:
-            raise ValueError(f"length must be at least 1, got {length!r}; write the draft length, e.g. length=5")
+        check_count("length", length, 5)
         if omega_cap is not None and not omega_cap > 1:
             raise ValueError(f"omega_cap must be above 1 (no relaxation), got {omega_cap!r}; write omega_cap=4.0")
         if eps is not None and not 0 <= eps <= 1:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..core.component import register_to_config
-from .base import AcceptanceRule, check_choice
+from .base import AcceptanceRule, check_choice, check_count
 
 __all__ = ["GSDRule"]
 
@@ -51,8 +51,7 @@ class GSDRule(AcceptanceRule):
         ledger: str = "tv",
     ) -> None:
         check_choice("ledger", ledger, ("tv", "hellinger"))
-        if group < 1:
-            raise ValueError(f"group must be at least 1 rank, got {group!r}; write group=14")
+        check_count("group", group, 14)
         if not 0 < p_threshold <= 1:
             raise ValueError(f"p_threshold must be in (0, 1], got {p_threshold!r}; write p_threshold=0.15")
         if distance_threshold is not None and not distance_threshold > 0:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.component import register_to_config
-from .base import AcceptanceRule, check_choice
+from .base import AcceptanceRule, check_choice, check_count
 
 __all__ = ["LanternRule", "nearest_codes", "relaxed_probability"]
 
@@ -87,8 +87,13 @@ class LanternRule(AcceptanceRule):
     ) -> None:
         check_choice("variant", variant, ("lantern", "lantern++"))
         check_choice("ledger", ledger, ("tv", "hellinger"))
-        if k < 1:
-            raise ValueError(f"k must be at least 1 neighbour, got {k!r}; write k=10")
+        check_count("k", k, 10)
+        unused, default = ("delta", 0.1) if variant == "lantern++" else ("lam", 5.0)
+        if (delta if unused == "delta" else lam) != default:
+            raise ValueError(
+                f'variant="{variant}" has no {unused}: "lantern" borrows up to delta, "lantern++" up to (lam - 1) P(x); '
+                f"write {'lam' if unused == 'delta' else 'delta'}=..., or the other variant"
+            )
         if not 0 < delta <= 1:
             raise ValueError(f'delta is a probability mass in (0, 1], got {delta!r}; a factor is lam of "lantern++"')
         if not lam > 1:
