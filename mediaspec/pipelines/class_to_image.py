@@ -118,8 +118,8 @@ class ClassToImagePipeline(ImagePipeline):
         )
 
     def _check_labels(self, class_labels: Any) -> list[int]:
-        labels = class_labels.flatten().tolist() if isinstance(class_labels, Tensor) else class_labels
-        labels = [labels] if isinstance(labels, int) else list(labels)
+        labels = class_labels.flatten().tolist() if hasattr(class_labels, "tolist") else class_labels
+        labels = list(labels) if isinstance(labels, Sequence) else [labels]
         classes = self.transformer.config.num_classes
         if not labels:
             raise ValueError("class_labels is empty; give at least one class number")
@@ -133,6 +133,6 @@ class ClassToImagePipeline(ImagePipeline):
         if any(negative is not None for negative in negative_prompts):
             raise ValueError("a class model has no negative prompts; leave negative_prompt out")
         for text in prompts:
-            if not text.strip().isdigit():
+            if not text.strip().isdecimal():
                 raise ValueError(f"prompt {text!r}: this is a class model, give class numbers such as '207'")
         return {"class_labels": [int(text) for text in prompts]}

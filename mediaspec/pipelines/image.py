@@ -244,7 +244,9 @@ class ImagePipeline(DiffusionPipeline):
         else:
             self._check_fit(proposer)
         if tree is not None and not isinstance(tree, TreeSpec):
-            tree = TreeSpec.from_widths(list(tree))
+            if not isinstance(tree, Sequence) or not all(type(width) is int for width in tree):
+                raise ValueError(f"tree={tree!r}; write a TreeSpec or the children per level, e.g. [3, 2, 1]")
+            tree = TreeSpec.from_widths(tree)
         tree = tree if proposer is not None else None
         settings = {
             "rule": "plain" if chosen is None else name_of(chosen),

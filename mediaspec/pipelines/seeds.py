@@ -51,12 +51,12 @@ def _draw(generator: torch.Generator, count: int) -> list[int]:
 
 
 def _given(count: int, seeds: int | Sequence[int] | Tensor) -> list[int]:
-    if isinstance(seeds, Tensor):
-        seeds = seeds.flatten().tolist()
+    if hasattr(seeds, "tolist"):  # tensors, and numbers and arrays of numpy
+        seeds = seeds.tolist() if seeds.ndim == 0 else seeds.flatten().tolist()
     if isinstance(seeds, int) and not isinstance(seeds, bool):
         values = [seeds + i for i in range(count)]
     elif isinstance(seeds, Sequence) and not isinstance(seeds, str):
-        values = list(seeds)
+        values = [one.item() if hasattr(one, "item") else one for one in seeds]
     else:
         raise ValueError(f"seeds={seeds!r}; write an int, or a list of {count} ints, one per picture")
     if len(values) != count:

@@ -61,8 +61,10 @@ class Watch:
         inputs = {}
         for name in self.names:
             inputs[name] = known[name]
-        returned = callback(self.pipe, step.index, min(self.lengths), inputs) or {}
-        changed = returned.get("tokens")
+        returned = callback(self.pipe, step.index, min(self.lengths), inputs)
+        if returned is not None and not isinstance(returned, dict):
+            raise TypeError(f"the callback returned {returned!r}; return the tensors it was given, or None")
+        changed = (returned or {}).get("tokens")
         if changed is not None and not torch.equal(changed.to(self.tokens.device), self.tokens):
             raise ValueError(
                 "the callback returned changed tokens; committed tokens already stand in the key/value cache and "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +25,11 @@ def test_one_generator_draws_all_seeds_and_goes_on() -> None:
 def test_a_list_of_generators_gives_one_seed_each() -> None:
     made = row_seeds(2, [torch.Generator().manual_seed(s) for s in (1, 2)])
     assert made == row_seeds(1, torch.Generator().manual_seed(1)) + row_seeds(1, torch.Generator().manual_seed(2))
+
+
+def test_numbers_and_arrays_of_numpy_are_seeds() -> None:
+    assert row_seeds(2, seeds=np.int64(5)) == row_seeds(2, seeds=torch.tensor(5)) == [5, 6]
+    assert row_seeds(2, seeds=np.arange(2)) == row_seeds(2, seeds=[np.int64(0), np.int64(1)]) == [0, 1]
 
 
 def test_entropy_gives_new_seeds() -> None:

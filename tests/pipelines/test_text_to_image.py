@@ -237,6 +237,11 @@ def test_the_progress_bar_counts_tokens(pipe, capsys) -> None:
         ({"guidance_scale": float("nan")}, ValueError, "finite"),
         ({"seeds": [1, 2]}, ValueError, "2 seeds"),
         ({"tree": [0]}, ValueError, "widths"),
+        ({"tree": "3,2"}, ValueError, "write a TreeSpec"),
+        ({"tree": 3}, ValueError, "write a TreeSpec"),
+        ({"top_k": 2.0}, ValueError, "integer >= 0"),
+        ({"temperature": 1e-40}, ValueError, "0 is greedy"),
+        ({"callback_on_step_end": lambda *_: True}, TypeError, "callback returned True"),
         ({"tree": [2], "drafter": "jacobi"}, ValueError, "chain"),
     ],
 )
