@@ -176,6 +176,11 @@ def evaluate(
 
     rank, world = parse_shard(shard)
     refuse_few(num_images, i_know or world > 1)
+    if num_images < 4 or bootstrap < 2:
+        raise ValueError(
+            f"--num-images is {num_images} and --bootstrap {bootstrap}; give at least 4 pictures (two halves with a "
+            "covariance) and 2 resamples (a spread)"
+        )
     specs = parse_rules(rules)
     check_names(specs, ["plain", *available_rules()])
     settings = {spec.text: rule_run_settings(spec, values) for spec in specs}

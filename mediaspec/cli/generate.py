@@ -16,7 +16,7 @@ __all__ = ["app"]
 
 app = typer.Typer(help="Generate pictures.", no_args_is_help=True)
 
-# every key a --config file may hold, by the option's name, and its kind; the file gives defaults, the command line wins
+# keys of a --config file, by the option's name, and their kinds; the file gives defaults, the command line wins
 CONFIG_KEYS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("model", "rule", "drafter", "negative_prompt", "dtype", "device"), str),
     **dict.fromkeys(("num_draft_tokens", "top_k", "seed", "num_images", "batch_size"), int),

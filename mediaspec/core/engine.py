@@ -145,7 +145,7 @@ class Engine:
         nodes = tree.num_nodes if tree is not None else budget
         batch, horizon = seeds.shape[0], target.num_tokens
         if batch < 1 or seeds.dim() != 1 or seeds.dtype != torch.int64:
-            raise ValueError(f"seeds are {seeds.dtype} of shape {list(seeds.shape)}; give int64 [B], one per row, B >= 1")
+            raise ValueError(f"seeds are {seeds.dtype} of shape {list(seeds.shape)}; give int64 [B], B >= 1, one a row")
         if copies is not None and copies.shape != seeds.shape:
             raise ValueError(
                 f"copies have shape {list(copies.shape)} and seeds {list(seeds.shape)}; name one prompt per seed"

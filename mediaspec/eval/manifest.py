@@ -32,8 +32,10 @@ __all__ = ["FinishedImage", "Item", "Manifest", "ManifestError", "make_items", "
 SETTINGS_FILE = "settings.json"
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 ROW_KEYS = {
-    "id": str, "index": int, "prompt": str, "seed": int, "file": str, "sha256": str, "settings_hash": str, "stats": dict
-}  # fmt: skip
+    **dict.fromkeys(("id", "prompt", "file", "sha256", "settings_hash"), str),
+    **dict.fromkeys(("index", "seed"), int),
+    "stats": dict,
+}
 
 
 class ManifestError(ValueError):
@@ -113,8 +115,9 @@ def make_items(
                 f"prompt {i} is {row}: allowed keys are prompt (a string, required), id, seed and negative_prompt"
                 + (f", not {unknown}" if unknown else "")
             )
-        if not isinstance(row.get("seed", seed), int) or isinstance(row.get("seed"), bool):
-            raise ManifestError(f"prompt {i} has seed {row['seed']!r}; write a whole number, or leave it out")
+        first: Any = row.get("seed", seed + i * num_images)
+        if not isinstance(first, int) or isinstance(first, bool):
+            raise ManifestError(f"prompt {i} has seed {first!r}; write a whole number, or leave it out")
         if not isinstance(row.get("negative_prompt", ""), (str, type(None))):
             raise ManifestError(f"prompt {i} has negative_prompt {row['negative_prompt']!r}; write text or null")
         if not row["prompt"].strip():
@@ -122,8 +125,7 @@ def make_items(
         for j in range(num_images):
             index = i * num_images + j
             name = f"{index:06d}" if "id" not in row else str(row["id"]) + (f"-{j}" if num_images > 1 else "")
-            own_seed = row["seed"] + j if "seed" in row else seed + index
-            items.append(Item(index, name, row["prompt"], own_seed, row.get("negative_prompt", negative_prompt)))
+            items.append(Item(index, name, row["prompt"], first + j, row.get("negative_prompt", negative_prompt)))
     seen: dict[str, int] = {}
     for item in items:
         if item.id in seen:

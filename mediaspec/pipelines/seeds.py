@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,12 +52,12 @@ def _draw(generator: torch.Generator, count: int) -> list[int]:
 
 
 def _given(count: int, seeds: int | Sequence[int] | Tensor) -> list[int]:
-    if hasattr(seeds, "tolist"):  # tensors, and numbers and arrays of numpy
+    if isinstance(seeds, (Tensor, np.ndarray, np.integer)):
         seeds = seeds.tolist() if seeds.ndim == 0 else seeds.flatten().tolist()
     if isinstance(seeds, int) and not isinstance(seeds, bool):
         values = [seeds + i for i in range(count)]
     elif isinstance(seeds, Sequence) and not isinstance(seeds, str):
-        values = [one.item() if hasattr(one, "item") else one for one in seeds]
+        values = [int(one) if isinstance(one, np.integer) else one for one in seeds]
     else:
         raise ValueError(f"seeds={seeds!r}; write an int, or a list of {count} ints, one per picture")
     if len(values) != count:

@@ -91,7 +91,7 @@ class LanternRule(AcceptanceRule):
         unused, default = ("delta", 0.1) if variant == "lantern++" else ("lam", 5.0)
         if (delta if unused == "delta" else lam) != default:
             raise ValueError(
-                f'variant="{variant}" has no {unused}: "lantern" borrows up to delta, "lantern++" up to (lam - 1) P(x); '
+                f'variant="{variant}" has no {unused}: "lantern" borrows up to delta, "lantern++" (lam - 1) P(x); '
                 f"write {'lam' if unused == 'delta' else 'delta'}=..., or the other variant"
             )
         if not 0 < delta <= 1:

@@ -135,6 +135,8 @@ def test_too_few_pictures_are_refused(command, model, captions, tmp_path) -> Non
         (("--features", "fid"), "Allowed are"),
         (("--features", "inception", "--weights", "missing.pth"), "--features efficientnet"),
         (("--prompts", "missing.txt"), "is no file"),
+        (("--bootstrap", 1), "2 resamples"),
+        (("--num-images", 3), "at least 4 pictures"),
         (("--reference", "missing.npz"), "no feature file"),
     ],
 )
