@@ -143,9 +143,9 @@ class Engine:
         budget = self._budget(num_draft_tokens, tree)
         tree = tree if budget else None
         nodes = tree.num_nodes if tree is not None else budget
+        if seeds.dim() != 1 or not len(seeds) or seeds.dtype != torch.int64:
+            raise ValueError(f"seeds are {seeds.dtype} of shape {list(seeds.shape)}; give int64 [B], one per row")
         batch, horizon = seeds.shape[0], target.num_tokens
-        if batch < 1 or seeds.dim() != 1 or seeds.dtype != torch.int64:
-            raise ValueError(f"seeds are {seeds.dtype} of shape {list(seeds.shape)}; give int64 [B], B >= 1, one a row")
         if copies is not None and copies.shape != seeds.shape:
             raise ValueError(
                 f"copies have shape {list(copies.shape)} and seeds {list(seeds.shape)}; name one prompt per seed"

@@ -183,7 +183,7 @@ def test_a_finished_row_that_waits_for_the_others_cannot_fail(rule: str) -> None
 def test_impossible_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="one prompt per seed"):
         toy_engine().decode(torch.zeros(1), SEEDS, copies=torch.zeros(3, dtype=torch.int64))
-    for seeds in (SEEDS[:0], SEEDS.float(), SEEDS[None]):
+    for seeds in (SEEDS[:0], SEEDS.float(), SEEDS[None], SEEDS[0]):
         with pytest.raises(ValueError, match="give int64"):
             toy_engine().decode(torch.zeros(8), seeds)
     with pytest.raises(ValueError, match="num_draft_tokens must be 0"):
