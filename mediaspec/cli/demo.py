@@ -26,7 +26,9 @@ PROMPTS = (
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the pictures.")] = Path("out"),
     rule: Annotated[str, typer.Option(help="Acceptance rule that is compared with plain decoding.")] = "cool_sd",
-    delta: Annotated[float, typer.Option(help="Relaxation of cool_sd; larger is faster and drifts further.")] = 1.1,
+    delta: Annotated[
+        float | None, typer.Option(help="Strength of a rule that has one (cool_sd: 1.1); more is faster and drifts more.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first picture; the others follow.")] = 7,
 ) -> None:
     """Draw eight captions with the embedded model `emoji-64`, plainly and with speculation, one picture at a time."""
@@ -34,7 +36,7 @@ def demo(
         run(out, rule, delta, seed)
 
 
-def run(out: Path, rule_name: str, delta: float, seed: int) -> None:
+def run(out: Path, rule_name: str, delta: float | None, seed: int) -> None:
     """Draws, prints a line per picture and the totals, and writes pictures and sheets into `out`."""
     import os
 
@@ -44,12 +46,13 @@ def run(out: Path, rule_name: str, delta: float, seed: int) -> None:
     from ..eval.sheet import contact_sheet
     from ..rules import make_rule
 
+    rule = make_rule(rule_name, **({} if delta is None else {"delta": delta}))
     out.mkdir(parents=True, exist_ok=True)
-    rule = make_rule(rule_name, **({"delta": delta} if rule_name == "cool_sd" else {}))
     pipe = AutoPipeline.from_pretrained("emoji-64")
     pipe.set_progress_bar_config(disable=True)
     threads = torch.get_num_threads()
-    shown = f"{rule_name} delta {delta}" if rule_name == "cool_sd" else rule_name
+    strength = rule.config["delta"] if rule_name == "cool_sd" else delta
+    shown = rule_name if strength is None else f"{rule_name} delta {strength}"
     typer.echo(f"emoji-64 on {pipe.transformer.device} with {threads} thread(s); {shown} against plain\n")
     pipe(PROMPTS[0], seeds=seed, rule=rule)  # the first call packs the weights
     pipe(PROMPTS[0], seeds=seed, rule="plain")
