@@ -222,11 +222,6 @@ class Decoder(nn.Module):
         self.norm_out = nn.GroupNorm(groups, widths[-1], eps=1e-6)
         self.conv_out = nn.Conv2d(widths[-1], 3, 3, padding=1)
 
-    @property
-    def last_layer(self) -> Tensor:
-        """Weight of the last convolution, where adversarial losses balance their gradients."""
-        return self.conv_out.weight
-
     def forward(self, z: Tensor) -> Tensor:
         z = self.conv_in(z)
         for block in (*self.mid, *self.conv_blocks):
