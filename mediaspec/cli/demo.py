@@ -27,7 +27,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder of the pictures.")] = Path("out"),
     rule: Annotated[str, typer.Option(help="Acceptance rule that is compared with plain decoding.")] = "cool_sd",
     delta: Annotated[
-        float | None, typer.Option(help="Strength of a rule that has one (cool_sd: 1.1); more is faster and drifts more.")
+        float | None, typer.Option(help="Strength of a rule that has one (cool_sd: 1.1); more drifts more.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first picture; the others follow.")] = 7,
 ) -> None:
