@@ -47,8 +47,8 @@ class LlamaGenConfig(PretrainedConfig):
         ffn_dim_multiplier: further factor on the SwiGLU width.
         norm_eps: epsilon of every RMSNorm.
         rope_base: frequency base of the rotary embedding.
-        prefix_rotation: "zero" hides the condition's queries and keys as the published models do, "identity" lets image
-            tokens look at single condition positions; see `rope.py`.
+        prefix_rotation: "zero" hides the condition's queries and keys as the published models do, "identity" lets
+            image tokens look at single condition positions; see `rope.py`.
         vocab_size: V, the image codebook.
         block_size: S, a square number.
         condition: ``"class"`` (class ids) or ``"text"`` (features of a text encoder).
@@ -99,7 +99,7 @@ class LlamaGenConfig(PretrainedConfig):
         if self.condition == "class" and self.cls_token_num != 1:
             raise ValueError(f"cls_token_num={self.cls_token_num}; a class is one position: write cls_token_num=1")
         if self.prefix_rotation not in ("zero", "identity"):
-            raise ValueError(f"prefix_rotation={self.prefix_rotation!r}; allowed are 'zero' (published) and 'identity'")
+            raise ValueError(f"prefix_rotation={self.prefix_rotation!r}; allowed are 'zero' (upstream) and 'identity'")
         if self.grid**2 != self.block_size:
             raise ValueError(f"block_size={self.block_size} is no square number; write e.g. {self.grid**2}")
         if self.dim % self.n_head or (self.dim // self.n_head) % 4:

@@ -5,8 +5,8 @@ Letters: C condition positions, S = grid * grid image positions, D head size.
 A head's D/2 pairs are the interleaved elements (2i, 2i + 1). The first half of the pairs turns with the row of an
 image position, the second half with its column. The published models' condition positions carry cos = sin = 0, which
 is not the identity rotation: their queries and keys vanish, every attention logit from or to them is 0, and what
-remains of the prefix is an evenly weighted mean of its values. "identity" leaves the condition unturned instead, so that
-image tokens can look words up.
+remains of the prefix is an evenly weighted mean of its values. "identity" leaves the condition unturned instead, so
+that image tokens can look words up.
 """
 
 from __future__ import annotations
