@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "emoji64"))
 
 import common
 import muon
-import train_ar
+import nets
 import train_eagle
 
 from mediaspec.models.eagle import EagleHead, EagleHeadConfig
@@ -27,9 +27,9 @@ def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def trainer() -> train_ar.Trainer:
+def trainer() -> nets.Trainer:
     torch.manual_seed(0)
-    made = train_ar.Trainer(1, 40, compiled=False)
+    made = nets.Trainer(1, 40, compiled=False)
     torch.nn.init.normal_(made.gpt.output.weight, std=0.1)
     return made
 
@@ -60,7 +60,7 @@ def test_muon_steps_against_the_gradient_part_by_part() -> None:
     assert torch.allclose(p.data[:32], p.data[64:], atol=1e-2)
 
 
-def test_the_fast_loss_is_the_models_own(trainer: train_ar.Trainer, batch: tuple[torch.Tensor, ...]) -> None:
+def test_the_fast_loss_is_the_models_own(trainer: nets.Trainer, batch: tuple[torch.Tensor, ...]) -> None:
     tokens, ids, mask, drop = batch
     fast = trainer.loss(tokens, ids, mask, drop)
     fast.backward()
@@ -76,7 +76,7 @@ def test_the_fast_loss_is_the_models_own(trainer: train_ar.Trainer, batch: tuple
 
 def test_growth_keeps_the_function(batch: tuple[torch.Tensor, ...]) -> None:
     torch.manual_seed(1)
-    trainer = train_ar.Trainer(1, 40, compiled=False)
+    trainer = nets.Trainer(1, 40, compiled=False)
     torch.nn.init.normal_(trainer.gpt.output.weight, std=0.1)
     with torch.no_grad():
         before = float(trainer.loss(*batch))
@@ -90,14 +90,14 @@ def test_growth_keeps_the_function(batch: tuple[torch.Tensor, ...]) -> None:
 
 @pytest.mark.parametrize("guided", [False, True])
 def test_draft_acceptance_is_a_probability(
-    trainer: train_ar.Trainer, batch: tuple[torch.Tensor, ...], guided: bool
+    trainer: nets.Trainer, batch: tuple[torch.Tensor, ...], guided: bool
 ) -> None:
     tokens, ids, mask, _ = batch
     target = train_eagle.Target.__new__(train_eagle.Target)
     target.net, target.gpt, target.scale = trainer, trainer.gpt, 3.0
     hidden = target.hidden(tokens, ids, mask)
-    assert hidden.shape == (4, 256, train_ar.WIDTH)
-    head = EagleHead(EagleHeadConfig(hidden_size=train_ar.WIDTH, grid=(16, 16), guided=guided))
+    assert hidden.shape == (4, 256, nets.WIDTH)
+    head = EagleHead(EagleHeadConfig(hidden_size=nets.WIDTH, grid=(16, 16), guided=guided))
     loss, accepted = train_eagle.losses(head, target, tokens, hidden, steps=2)
     assert accepted.shape == (2,) and bool(((accepted >= 0) & (accepted <= 1)).all())
     loss.backward()

@@ -80,7 +80,7 @@ def schedule(progress: float, warmup: float = 0.02, hold: float = 0.0, floor: fl
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * x))
 
 
-def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+def save_checkpoint(path: Path, state: Any) -> None:
     """Write a checkpoint beside its place and rename it there, so that a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".tmp")

@@ -11,6 +11,7 @@ read the head's own predictions, as drafting does.
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 import time
 from pathlib import Path
@@ -25,8 +26,9 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 from captions import MAX_LENGTH  # noqa: E402
 from common import Log, agree, average_gradients, save_checkpoint, schedule, start_workers  # noqa: E402
+from examples import Examples  # noqa: E402
 from muon import Muon  # noqa: E402
-from train_ar import Examples, Trainer  # noqa: E402
+from nets import Trainer, draw_tokens  # noqa: E402
 
 from mediaspec.models.eagle import EagleHead, EagleHeadConfig, guided_hidden  # noqa: E402
 from mediaspec.models.llamagen.gpt import LlamaGenGPT  # noqa: E402
@@ -115,12 +117,28 @@ def losses(head: EagleHead, target: Target, tokens: Tensor, hidden: Tensor, step
     return total, torch.stack(accepted)
 
 
-def collect(target: Target, examples: Examples, indices: Tensor, batch: int = 8) -> tuple[Tensor, Tensor]:
-    """Tokens [M, 256] and hidden states [M, 2, 256, D] bf16 of some examples."""
+def draw_own(target: Target, examples: Examples, indices: Tensor, seed: int, batch: int = 64) -> Tensor:
+    """Codes [M, 256] that the target itself writes for the captions of some examples, at the trained guidance."""
+    generator = torch.Generator().manual_seed(seed)
+    half = copy.deepcopy(target.gpt).bfloat16()
+    drawn = []
+    for part in indices.split(batch):
+        _, ids, mask = examples.batch(part, generator)
+        with torch.no_grad():
+            feats = target.net.features(ids, mask)
+        drawn.append(draw_tokens(half, feats, mask, target.scale, 1.0, generator))
+    return torch.cat(drawn)
+
+
+def collect(
+    target: Target, examples: Examples, indices: Tensor, own: Tensor | None = None, batch: int = 8
+) -> tuple[Tensor, Tensor]:
+    """Tokens [M, 256] and hidden states [M, 2, 256, D] bf16 of some examples, or of `own` codes for their captions."""
     generator = torch.Generator().manual_seed(0)
     tokens, hidden = [], []
-    for part in indices.split(batch):
-        t, ids, mask = examples.batch(part, generator)
+    for start in range(0, len(indices), batch):
+        t, ids, mask = examples.batch(indices[start : start + batch], generator)
+        t = t if own is None else own[start : start + batch]
         tokens.append(t)
         hidden.append(target.hidden(t, ids, mask).unflatten(0, (-1, 2)))
     return torch.cat(tokens), torch.cat(hidden)
@@ -131,6 +149,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("emoji64-run"))
     parser.add_argument("--minutes", type=float, default=12.0, help="training time after the features are cached")
     parser.add_argument("--examples", type=int, default=3000, help="pictures whose hidden states are cached")
+    parser.add_argument("--drawn", type=int, default=512, help="pictures of the target's own that are added to them")
     parser.add_argument("--guidance", type=float, default=3.0)
     parser.add_argument(
         "--guided", action="store_true", help="one row per picture: the head reads combined hidden states"
@@ -148,14 +167,24 @@ def main() -> None:
     torch.manual_seed(args.seed)
     log = Log(args.out / f"{args.name}.jsonl", rank)
     target = Target(args.out / "export", args.guidance)
-    sets = {}
-    for split, values in torch.load(args.out / "ar-examples.pt", weights_only=True).items():
-        sets[split] = Examples.__new__(Examples)
-        sets[split].__dict__.update(values)
+    sets = Examples.load(args.out / "ar-examples.pt")
     began = time.time()
-    mine = torch.arange(rank, args.examples, world)
-    tokens, hidden = collect(target, sets["train"], mine)
-    held = collect(target, sets["held_out"], torch.arange(48))
+    features = args.out / f"{args.name}-features-{rank}.pt"
+    if args.resume and features.exists():
+        tokens, hidden, *held = torch.load(features, weights_only=True)
+    else:
+        mine, some = torch.arange(rank, args.examples, world), torch.arange(48)
+        tokens, hidden = collect(target, sets["train"], mine)
+        log(event="read", seconds=time.time() - began, pictures=args.examples)
+        own = None
+        if args.drawn:
+            mine = torch.arange(rank, args.drawn, world)
+            more = collect(target, sets["train"], mine, draw_own(target, sets["train"], mine, args.seed + 10 + rank))
+            tokens, hidden = torch.cat([tokens, more[0]]), torch.cat([hidden, more[1]])
+            log(event="drawn", seconds=time.time() - began, pictures=args.drawn)
+            own = draw_own(target, sets["held_out"], some, 99)
+        held = list(collect(target, sets["held_out"], some, own))
+        save_checkpoint(features, [tokens, hidden, *held])
     guided = guided_hidden(held[1].flatten(0, 1), torch.full((len(held[0]),), args.guidance))
     unit = float((guided if args.guided else held[1]).float().pow(2).mean().sqrt())
     log(event="cached", seconds=time.time() - began, examples=args.examples, hidden_scale=unit)
@@ -225,7 +254,7 @@ def main() -> None:
 
 
 @torch.no_grad()
-def report(head: EagleHead, target: Target, held: tuple[Tensor, Tensor], log: Log, step: int) -> None:
+def report(head: EagleHead, target: Target, held: list[Tensor], log: Log, step: int) -> None:
     """Log the acceptance 1 - TV on held-out pictures for draft depths 1 to 5."""
     values = []
     for t, h in zip(held[0].split(8), held[1].split(8), strict=True):
