@@ -12,14 +12,14 @@ from .errors import plain_errors
 __all__ = ["demo"]
 
 PROMPTS = (
-    "a red apple on a blue background",
+    "a red apple",
     "a cat",
-    "a sunflower, flat style",
-    "a rocket on a yellow background",
-    "an octopus, fluent style",
-    "a birthday cake on a green background",
-    "a car beside a cactus",
-    "a butterfly on a black background, flat style",
+    "a car",
+    "a strawberry",
+    "a tree",
+    "a sunflower",
+    "a purple heart",
+    "a pine tree on a red background",
 )
 
 

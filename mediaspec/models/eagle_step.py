@@ -69,6 +69,7 @@ class EagleStep:
             self.out_scale = head.out_scale.detach()
             scale = float(head.logit_scale.detach())
         self.logit_scale = None if scale == 1.0 else scale
+        assert config.max_positions is not None
         cos, sin = head.rotary(config.max_positions)
         turn = torch.complex(cos, sin)
         # one product turns queries and keys and leaves values alone: [positions, 3, 1, head_dim / 2]

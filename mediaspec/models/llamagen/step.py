@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
@@ -90,7 +90,7 @@ class LlamaGenStep:
             exact = kept != torch.bfloat16 and half_exact(*(p.detach() for p in gpt.layers.parameters()))
             fold = self.device.type == "cpu" and not (exact and kind in ("auto", "half"))
             scale = math.sqrt(self.dim)
-            self.layers = [_Layer(block, scale, fold, kept, kind) for block in gpt.layers]
+            self.layers = [_Layer(cast("TransformerBlock", block), scale, fold, kept, kind) for block in gpt.layers]
             self.output = PreparedLinear(gpt.output.weight, kept, kind=kind)
             self.output_gain = gpt.norm.weight.detach().float() * scale
             self.embeddings = gpt.tok_embeddings.weight.detach()
