@@ -74,6 +74,13 @@ class Examples:
             raise ValueError(f"unknown kind of caption {kind!r}; allowed are {', '.join(KINDS)}")
         return torch.tensor([i for i, c in enumerate(self.captions) if re.match(KINDS[kind], c)])
 
+    def distinct(self, kind: str) -> Tensor:
+        """One example of every caption of a kind."""
+        first: dict[str, int] = {}
+        for i in self.pool(kind).tolist():
+            first.setdefault(self.captions[i], i)
+        return torch.tensor(list(first.values()))
+
     def batch(self, index: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, 256], caption ids [B, 16] (every tenth without its first article) and their mask."""
         hasty = torch.rand(len(index), 1, generator=generator) < 0.1

@@ -150,6 +150,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=12.0, help="training time after the features are cached")
     parser.add_argument("--examples", type=int, default=3000, help="pictures whose hidden states are cached")
     parser.add_argument("--drawn", type=int, default=512, help="pictures of the target's own that are added to them")
+    parser.add_argument(
+        "--plain-share", type=float, default=0.4, help="share of plain shaded pictures, all of them kept"
+    )
     parser.add_argument("--guidance", type=float, default=3.0)
     parser.add_argument(
         "--guided", action="store_true", help="one row per picture: the head reads combined hidden states"
@@ -168,23 +171,26 @@ def main() -> None:
     log = Log(args.out / f"{args.name}.jsonl", rank)
     target = Target(args.out / "export", args.guidance)
     sets = Examples.load(args.out / "ar-examples.pt")
+    train_set = sets["train"]
     began = time.time()
     features = args.out / f"{args.name}-features-{rank}.pt"
     if args.resume and features.exists():
         tokens, hidden, *held = torch.load(features, weights_only=True)
     else:
         mine, some = torch.arange(rank, args.examples, world), torch.arange(48)
-        tokens, hidden = collect(target, sets["train"], mine)
+        tokens, hidden = collect(target, train_set, mine)
         log(event="read", seconds=time.time() - began, pictures=args.examples)
         own = None
         if args.drawn:
             mine = torch.arange(rank, args.drawn, world)
-            more = collect(target, sets["train"], mine, draw_own(target, sets["train"], mine, args.seed + 10 + rank))
+            more = collect(target, train_set, mine, draw_own(target, train_set, mine, args.seed + 10 + rank))
             tokens, hidden = torch.cat([tokens, more[0]]), torch.cat([hidden, more[1]])
             log(event="drawn", seconds=time.time() - began, pictures=args.drawn)
             own = draw_own(target, sets["held_out"], some, 99)
         held = list(collect(target, sets["held_out"], some, own))
         save_checkpoint(features, [tokens, hidden, *held])
+    plain = train_set.distinct("unsaid") if args.plain_share else torch.empty(0, dtype=torch.long)
+    plain_tokens, plain_hidden = collect(target, train_set, plain[rank::world]) if len(plain) else (tokens, hidden)
     guided = guided_hidden(held[1].flatten(0, 1), torch.full((len(held[0]),), args.guidance))
     unit = float((guided if args.guided else held[1]).float().pow(2).mean().sqrt())
     log(event="cached", seconds=time.time() - began, examples=args.examples, hidden_scale=unit)
@@ -222,7 +228,11 @@ def main() -> None:
             break
         factor = schedule(progress, warmup=0.03, hold=0.3)
         index = torch.randint(len(tokens), (args.batch,), generator=generator)
-        loss, accepted = losses(head, target, tokens[index], hidden[index].flatten(0, 1), args.steps)
+        some = torch.rand(args.batch, generator=generator) < args.plain_share
+        read, seen = tokens[index], hidden[index]
+        index = index[some] % len(plain_tokens)
+        read[some], seen[some] = plain_tokens[index], plain_hidden[index]
+        loss, accepted = losses(head, target, read, seen.flatten(0, 1), args.steps)
         loss.backward()
         average_gradients(head, world)
         for group in adam.param_groups:
