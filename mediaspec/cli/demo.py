@@ -29,14 +29,15 @@ def demo(
     delta: Annotated[
         float | None, typer.Option(help="Strength of a rule that has one (cool_sd: 1.1); more drifts more.")
     ] = None,
+    drafter: Annotated[str, typer.Option(help="jacobi (no draft model) or eagle (the trained head).")] = "jacobi",
     seed: Annotated[int, typer.Option(help="Seed of the first picture; the others follow.")] = 7,
 ) -> None:
     """Draw eight captions with the embedded model `emoji-64`, plainly and with speculation, one picture at a time."""
     with plain_errors("The demo writes only into --out; choose a folder you may write to."):
-        run(out, rule, delta, seed)
+        run(out, rule, delta, drafter, seed)
 
 
-def run(out: Path, rule_name: str, delta: float | None, seed: int) -> None:
+def run(out: Path, rule_name: str, delta: float | None, drafter: str, seed: int) -> None:
     """Draws, prints a line per picture and the totals, and writes pictures and sheets into `out`."""
     import os
 
@@ -53,8 +54,8 @@ def run(out: Path, rule_name: str, delta: float | None, seed: int) -> None:
     threads = torch.get_num_threads()
     strength = rule.config["delta"] if rule_name == "cool_sd" else delta
     shown = rule_name if strength is None else f"{rule_name} delta {strength}"
-    typer.echo(f"emoji-64 on {pipe.transformer.device} with {threads} thread(s); {shown} against plain\n")
-    pipe(PROMPTS[0], seeds=seed, rule=rule)  # the first call packs the weights
+    typer.echo(f"emoji-64 on {pipe.transformer.device} with {threads} thread(s); {shown}, {drafter}, against plain\n")
+    pipe(PROMPTS[0], seeds=seed, rule=rule, drafter=drafter)  # the first call packs the weights
     pipe(PROMPTS[0], seeds=seed, rule="plain")
     typer.echo(f"{'caption':46} {'plain':>8} {'fast':>8} {'ratio':>6} {'tokens/call':>12} {'drift <=':>9}")
     plain_seconds = fast_seconds = 0.0
@@ -63,7 +64,7 @@ def run(out: Path, rule_name: str, delta: float | None, seed: int) -> None:
     plain_pictures, fast_pictures = [], []
     for number, prompt in enumerate(PROMPTS):
         plain = pipe(prompt, seeds=seed + number, rule="plain")
-        fast = pipe(prompt, seeds=seed + number, rule=rule)
+        fast = pipe(prompt, seeds=seed + number, rule=rule, drafter=drafter)
         fast.images[0].save(out / f"{number:02d}-{prompt.replace(',', '').replace(' ', '-')}.png")
         plain_pictures.append(plain.images[0])
         fast_pictures.append(fast.images[0])
