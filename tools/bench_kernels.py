@@ -4,7 +4,7 @@
     python tools/bench_kernels.py --device cpu     smoke run of the torch reference: no kernel is measured
 
 The bytes of an operation are those its contract cannot avoid: every target logit once and, where the rule reads it,
-every draft log-probability once, plus one second reading of the emitted position. GB/s is these bytes over the median
+every draft probability once, plus one second reading of the emitted position. GB/s is these bytes over the median
 time of interleaved repeats; the last column is its share of the copy speed measured in the same run.
 """
 
@@ -85,7 +85,7 @@ def inputs(batch: int, positions: int, vocab: int, device: str, dtype: torch.dty
     """Guided logits, a draft near them and the row state, on the device."""
     g = torch.Generator().manual_seed(seed)
     logits = make_logits(g, batch, 2, positions, vocab)
-    draft = (logits[:, 0, :-1] + 0.3 * torch.randn(batch, positions - 1, vocab, generator=g)).log_softmax(-1)
+    draft = (logits[:, 0, :-1] + 0.3 * torch.randn(batch, positions - 1, vocab, generator=g)).softmax(-1)
     made = {
         "logits": logits.to(dtype),
         "draft": draft,
@@ -105,7 +105,7 @@ def operations(v: dict[str, Tensor], warp: Warp, impl: str) -> dict[str, tuple[C
     batch, branches, positions, vocab = v["logits"].shape
     row = branches * vocab * v["logits"].element_size()
     shared = {"seeds": v["seeds"], "guidance": v["guidance"], "impl": impl}
-    chain = dict(draft_logp=v["draft"], start=v["start"], **shared)
+    chain = dict(draft_probs=v["draft"], start=v["start"], **shared)
     arguments = (v["logits"], v["tokens"], v["lengths"], warp)
     all_rows, all_draft = batch * positions * row, batch * (positions - 1) * vocab * 4
     emitted = batch * (row + vocab * 4)
@@ -124,7 +124,7 @@ def operations(v: dict[str, Tensor], warp: Warp, impl: str) -> dict[str, tuple[C
         visited = batch * ((tree.levels + 1) * row + tree.levels * vocab * 4)
         found["tree-exact (at most)"] = (
             lambda: verify_tree(
-                v["logits"], v["tokens"], v["lengths"], tree, warp, draft_logp=v["draft"][:, :inner],
+                v["logits"], v["tokens"], v["lengths"], tree, warp, draft_probs=v["draft"][:, :inner],
                 start=v["start"], **shared,
             ),
             visited,

@@ -109,8 +109,14 @@ class Engine:
             DecodeResult with tokens [B, T] int64.
         """
         loop = self.steps(
-            condition, seeds, warp=warp, guidance_scale=guidance_scale, num_draft_tokens=num_draft_tokens,
-            copies=copies, tree=tree, trace=trace,
+            condition,
+            seeds,
+            warp=warp,
+            guidance_scale=guidance_scale,
+            num_draft_tokens=num_draft_tokens,
+            copies=copies,
+            tree=tree,
+            trace=trace,
         )
         go_on: bool | None = None
         while True:
@@ -237,14 +243,14 @@ class Engine:
             with clock("draft"):
                 drafter.observe(state, draft, verdict, output)
         with clock("commit"):
-            counts = torch.where(state.lengths < self.target.num_tokens, verdict.num_accepted + 1, 0)
-            emitted = self._emitted(draft, verdict)
-            where = state.lengths[:, None] + torch.arange(emitted.shape[1], device=emitted.device)
-            state.tokens.scatter_(1, where, emitted)
+            counts = verdict.num_accepted + 1
+            if max(state.host_lengths) >= self.target.num_tokens:  # finished rows that have not left yet
+                counts = torch.where(state.lengths < self.target.num_tokens, counts, 0)
+            self._write(state, draft, verdict)
             recorder.add(state, draft, verdict, counts, index)
             if draft is not None:
                 ledger.add(verdict)
-            rows = counts if state.branches == 1 else counts.repeat_interleave(state.branches)
+            rows = expand_rows(counts[:, None], state.branches)[:, 0]
             if tree is None or verdict.path is None:
                 cache.lengths = cache.lengths + rows
             else:
@@ -289,16 +295,24 @@ class Engine:
 
     def _draw(self, state: DecodeState, logits: Tensor) -> Tensor:
         """The target's own draw at the next position from rows [B, G, 1, V]."""
-        positions = state.lengths[:, None]
-        noise = state.rng.noise(positions.clamp(max=self.target.num_tokens - 1), purposes.TARGET)
+        noise = state.rng.noise_from(state.lengths, state.host_lengths, 1, purposes.TARGET)
         forced = state.forced[:, :1] if state.forced is not None else None
         return sample(
-            logits, state.warp, seeds=state.rng.seeds, positions=positions, purpose=purposes.TARGET,
-            guidance=state.guidance, allowed=state.allowed, forced=forced, noise=noise,
+            logits,
+            state.warp,
+            seeds=state.rng.seeds,
+            positions=state.lengths[:, None],
+            purpose=purposes.TARGET,
+            guidance=state.guidance,
+            allowed=state.allowed,
+            forced=forced,
+            noise=noise,
         ).tokens[:, 0]
 
     def _limit(self, state: DecodeState, draft: Draft) -> Draft:
         """Cuts a draft at the end of the image (the last token is always the target's draw) and sets forced tokens."""
+        if state.forced is None and max(state.host_lengths) + draft.tokens.shape[1] < self.target.num_tokens:
+            return draft
         room = (self.target.num_tokens - 1 - state.lengths).clamp(min=0)
         lengths = torch.minimum(draft.lengths, room)
         tokens = draft.tokens
@@ -319,19 +333,25 @@ class Engine:
             forced=state.forced[:, : draft.tokens.shape[1] + 1] if state.forced is not None else None,
             allowed=state.allowed,
             need_choices="choices" in drafter.needs,
-            need_logp="target_logp" in drafter.needs,
+            need_probs="target_probs" in drafter.needs,
+            host_start=state.host_lengths,
         )
 
     @staticmethod
-    def _emitted(draft: Draft | None, verdict: Verdict) -> Tensor:
-        """[B, K+1]: accepted tokens, then the emitted one; columns beyond it are overwritten by later rounds."""
-        following = verdict.next_token[:, None]
-        if draft is None:
-            return following
-        tokens = draft.tokens
+    def _write(state: DecodeState, draft: Draft | None, verdict: Verdict) -> None:
+        """Accepted tokens, then the emitted one; what stands behind it is overwritten by later rounds."""
+        following, first = verdict.next_token[:, None], state.host_lengths[0]
+        tokens = following[:, :0] if draft is None else draft.tokens
         if verdict.path is not None:
             tokens = tokens.gather(1, (verdict.path - 1).clamp(min=0))
-        return torch.cat([tokens, following], 1).scatter_(1, verdict.num_accepted[:, None], following)
+        count = tokens.shape[1]
+        if first and min(state.host_lengths) == max(state.host_lengths):
+            state.tokens[:, first : first + count] = tokens
+            state.tokens[:, first : first + count + 1].scatter_(1, verdict.num_accepted[:, None], following)
+            return
+        emitted = torch.cat([tokens, following], 1).scatter_(1, verdict.num_accepted[:, None], following)
+        where = state.lengths[:, None] + torch.arange(count + 1, device=emitted.device)
+        state.tokens.scatter_(1, where, emitted)
 
     @staticmethod
     def _host(value: Tensor) -> Any:

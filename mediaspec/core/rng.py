@@ -52,6 +52,7 @@ class RowRng:
         self.budget_bytes = budget_bytes
         self._tables = _Tables(seeds, vocab_size, horizon + MARGIN, budget_bytes)
         self._rows = torch.arange(len(seeds), device=seeds.device)[:, None]
+        self._whole = True  # the live rows are those of the tables, in order
 
     def uniform(self, positions: Tensor, purpose: int, sibling: int = 0) -> Tensor:
         """[B, n] int64 absolute positions -> [B, n] float32 in [0, 1)."""
@@ -77,6 +78,42 @@ class RowRng:
         """`exponential` on the CPU; None on CUDA, where the kernels compute the same numbers in place."""
         return None if self.seeds.is_cuda else self.exponential(positions, purpose)
 
+    def noise_from(self, start: Tensor, host_start: list[int] | None, count: int, purpose: int) -> Tensor | None:
+        """`noise` at `count` positions from `start` [B] on: a view of the table where all rows stand alike.
+
+        Args:
+            start: [B] int64 first positions; host_start: the same on the host, None where it is not known there.
+        """
+        if self.seeds.is_cuda:
+            return None
+        first = self._together(host_start, count)
+        table = self._tables.exponential(purpose) if first is not None else None
+        if table is not None and first is not None:
+            return table.narrow(1, first, count)
+        return self.exponential(self._positions(start, count), purpose)
+
+    def uniforms_from(
+        self, start: Tensor, host_start: list[int] | None, count: int, purpose: int, sibling: int = 0
+    ) -> Tensor:
+        """`uniform` at `count` positions from `start` [B] on; arguments as in `noise_from`."""
+        first = self._together(host_start, count)
+        table = self._tables.uniform(purpose, sibling) if first is not None else None
+        if table is not None and first is not None:
+            return table.narrow(1, first, count)
+        return self.uniform(self._positions(start, count), purpose, sibling)
+
+    def _together(self, host_start: list[int] | None, count: int) -> int | None:
+        """The one first position of all rows, if there is one and tables reach far enough."""
+        if host_start is None or not self._whole:
+            return None
+        first = host_start[0]
+        inside = first + count <= self.horizon + MARGIN
+        return first if inside and min(host_start) == max(host_start) else None
+
+    @staticmethod
+    def _positions(start: Tensor, count: int) -> Tensor:
+        return start[:, None] + torch.arange(count, device=start.device)
+
     def select(self, rows: Tensor) -> RowRng:
         """A generator for the given rows ([n] int64 indices, repeats allowed) that shares this one's tables."""
         chosen = RowRng.__new__(RowRng)
@@ -86,6 +123,7 @@ class RowRng:
         chosen.budget_bytes = self.budget_bytes
         chosen._tables = self._tables
         chosen._rows = self._rows[rows]
+        chosen._whole = False
         return chosen
 
 

@@ -103,7 +103,7 @@ class TreeSpec:
 
     @cached_property
     def internal(self) -> tuple[int, ...]:
-        """Rows that have children, in row order: row p of `Draft.logp` is the law their children were drawn from."""
+        """Rows that have children, in row order: row p of `Draft.probs` is the law their children were drawn from."""
         return tuple(row for row, below in enumerate(self.children) if below)
 
     def levels(self) -> list[list[int]]:

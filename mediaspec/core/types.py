@@ -30,7 +30,7 @@ class Draft:
     Args:
         tokens: [B, k] int64 for a chain, 1 <= k <= K; [B, N] for a tree, nodes in level order.
         lengths: [B] int64, how many leading positions (chain) or levels (tree) of a row count.
-        logp: float32 log-probabilities of exactly the law each token was drawn from, -inf where excluded.
+        probs: float32 probabilities of exactly the law each token was drawn from.
             Chain: [B, K, V]. Tree: [B, P, V], one row per internal node (`TreeSpec.internal`), the law its
             children were drawn from without replacement. None: a point mass (deterministic proposal).
         tree: the topology, None for a chain.
@@ -38,7 +38,7 @@ class Draft:
 
     tokens: Tensor
     lengths: Tensor
-    logp: Tensor | None = None
+    probs: Tensor | None = None
     tree: TreeSpec | None = None
 
 
@@ -52,7 +52,7 @@ class Verdict:
         drift: [B, K] float32: closed-form TV(emitted law, target law) of every tested position, 0 where untested.
         path: [B, depth] int64 node rows (1-based; 0 is the root) of the accepted path, -1 beyond it; None for chains.
         choices: [B, K+1] int64: the target's own draw at every scored position under the shared noise (match mode).
-        target_logp: [B, K+1, V] float32: the target's processed log-law at every scored position.
+        target_probs: [B, K+1, V] float32: the target's processed law at every scored position.
         hellinger: [B, K] float32: squared Hellinger distance of the emitted and the target law at tested positions,
             times prod sqrt(P/m) over the tokens emitted before it in this round.
         weight: [B] float32: log of prod sqrt(P/m) over all tokens emitted this round.
@@ -63,7 +63,7 @@ class Verdict:
     drift: Tensor
     path: Tensor | None = None
     choices: Tensor | None = None
-    target_logp: Tensor | None = None
+    target_probs: Tensor | None = None
     hellinger: Tensor | None = None
     weight: Tensor | None = None
 
@@ -153,13 +153,16 @@ class DecodeState:
     @property
     def last_token(self) -> Tensor:
         """[B] int64, the newest committed token of every row."""
+        newest = self.host_lengths[0]
+        if newest and min(self.host_lengths) == max(self.host_lengths):
+            return self.tokens[:, min(newest, self.tokens.shape[1]) - 1]
         index = (self.lengths - 1).clamp(min=0, max=self.tokens.shape[1] - 1)
         return self.tokens.gather(1, index[:, None])[:, 0]
 
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes tokens. `needs` names what it wants to observe: any of "hidden", "target_logp", "choices"."""
+    """Proposes tokens. `needs` names what it wants to observe: any of "hidden", "target_probs", "choices"."""
 
     @property
     def needs(self) -> frozenset[str]: ...

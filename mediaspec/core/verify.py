@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..kernels.sample import warp_logits
+from ..kernels.sample import probabilities
 from ..kernels.verify_chain import Residual
 from . import rng as purposes
 from .law import emitted_law, one_step_drift, point_mass, residual_weights, squared_hellinger
@@ -39,7 +39,8 @@ class VerifyInputs:
         forced: [B, K+1] int64 forced token per position from `start` on, or -1; None when nothing is forced.
         allowed: [V] bool, tokens that may ever appear; None when all.
         need_choices: also return the target's own draw at every row (match mode).
-        need_logp: also return the target's processed log-law at every row.
+        need_probs: also return the target's processed law at every row.
+        host_start: `start` on the host, where it is known without a sync.
         ledger: "tv", "hellinger" or "none"; None: the rule's own.
     """
 
@@ -52,7 +53,8 @@ class VerifyInputs:
     forced: Tensor | None = None
     allowed: Tensor | None = None
     need_choices: bool = False
-    need_logp: bool = False
+    need_probs: bool = False
+    host_start: list[int] | None = None
     ledger: str | None = None
 
 
@@ -92,16 +94,15 @@ def verify_chain_by_mass(rule: MassRule, inputs: VerifyInputs) -> Verdict:
     draft, rng = inputs.draft, inputs.rng
     tokens, lengths = draft.tokens, draft.lengths
     length = tokens.shape[1]
-    logp = _target_logp(inputs, inputs.forced)
-    vocab = logp.shape[-1]
+    p_all = _target_probs(inputs, inputs.forced)
+    vocab = p_all.shape[-1]
     order = torch.arange(length, device=tokens.device)
-    p_all = logp.exp()
     p = p_all[:, :length]
-    q = draft.logp.exp() if draft.logp is not None else point_mass(tokens, vocab)
+    q = draft.probs if draft.probs is not None else point_mass(tokens, vocab)
     a = rule.accepted_mass(p, q, 0)
 
     picked = tokens.clamp(min=0)[..., None]
-    uniform = rng.uniform(inputs.start[:, None] + order, purposes.ACCEPT)
+    uniform = rng.uniforms_from(inputs.start, inputs.host_start, length, purposes.ACCEPT)
     accepted = uniform * q.gather(-1, picked)[..., 0] < a.gather(-1, picked)[..., 0]
     forced = inputs.forced[:, :length] >= 0 if inputs.forced is not None else torch.zeros_like(accepted)
     if inputs.forced is not None:
@@ -130,7 +131,7 @@ def verify_chain_by_mass(rule: MassRule, inputs: VerifyInputs) -> Verdict:
         num_accepted=torch.where(broken, 0, num_accepted),
         next_token=next_token,
         drift=torch.where(broken[:, None], 0.0, drift),
-        target_logp=logp if inputs.need_logp else None,
+        target_probs=p_all if inputs.need_probs else None,
         hellinger=hellinger,
         weight=weight,
     )
@@ -142,7 +143,7 @@ def verify_tree_by_mass(rule: MassRule, inputs: VerifyInputs) -> Verdict:
     Children drawn without replacement are tried in draw order; each rejection moves P to its residual and removes the
     token from Q. Only the last sibling of a node is relaxed, the others get the exact rule: at equal node acceptance
     this has the lowest TV in 164 of 167 random two-child nodes, since extra acceptance at an early sibling is partly
-    wasted on tokens a later one would have accepted. `draft.logp` None: every child is a point mass.
+    wasted on tokens a later one would have accepted. `draft.probs` None: every child is a point mass.
 
     Args:
         rule: accepted mass [B, 1, V] at a depth, and the kind of residual.
@@ -161,21 +162,21 @@ def verify_tree_by_mass(rule: MassRule, inputs: VerifyInputs) -> Verdict:
     width = tables.children.shape[1]
     rows = torch.arange(batch, device=tokens.device)
     forced_rows = None if inputs.forced is None else inputs.forced[:, tables.depth]
-    logp = _target_logp(inputs, forced_rows)
-    vocab = logp.shape[-1]
+    laws = _target_probs(inputs, forced_rows)
+    vocab = laws.shape[-1]
 
     current = torch.zeros_like(limit)
     alive = torch.ones_like(limit, dtype=torch.bool)
     num_accepted = torch.zeros_like(limit)
     path = tokens.new_full((batch, depth), -1)
     drift = torch.zeros(batch, depth, device=tokens.device)
-    weights = logp[:, 0].exp()
+    weights = laws[:, 0]
     for level in range(depth):
-        p = logp[rows, current].exp()
+        p = laws[rows, current]
         weights = torch.where(alive[:, None], p, weights)
         q = torch.zeros_like(p)
-        if draft.logp is not None:
-            q = draft.logp[rows, tables.internal[current].clamp(min=0)].exp()
+        if draft.probs is not None:
+            q = draft.probs[rows, tables.internal[current].clamp(min=0)]
         free = torch.ones_like(alive) if inputs.forced is None else inputs.forced[:, level] < 0
         open_ = alive & (level < limit)
         took = torch.zeros_like(alive)
@@ -185,7 +186,7 @@ def verify_tree_by_mass(rule: MassRule, inputs: VerifyInputs) -> Verdict:
             trying = open_ & ~took & (child > 0)
             token = tokens.gather(1, (child - 1).clamp(min=0)[:, None])[:, 0]
             hit = point_mass(token, vocab, p.dtype)
-            if draft.logp is None:
+            if draft.probs is None:
                 q = hit
             last = tables.children[current, rank + 1] <= 0 if rank + 1 < width else torch.ones_like(took)
             mass = (q * hit).sum(-1)
@@ -207,7 +208,7 @@ def verify_tree_by_mass(rule: MassRule, inputs: VerifyInputs) -> Verdict:
         path[:, level] = torch.where(took, following, -1)
         num_accepted = num_accepted + took
         current, alive = following, took
-    weights = torch.where(alive[:, None], logp[rows, current].exp(), weights)
+    weights = torch.where(alive[:, None], laws[rows, current], weights)
     next_token = _draw(rng, inputs.start + num_accepted, weights)
     broken = next_token < 0
     return Verdict(
@@ -215,12 +216,12 @@ def verify_tree_by_mass(rule: MassRule, inputs: VerifyInputs) -> Verdict:
         next_token=next_token,
         drift=torch.where(broken[:, None], 0.0, drift),
         path=torch.where(broken[:, None], -1, path),
-        target_logp=logp if inputs.need_logp else None,
+        target_probs=laws if inputs.need_probs else None,
     )
 
 
-def _target_logp(inputs: VerifyInputs, forced: Tensor | None) -> Tensor:
-    return warp_logits(
+def _target_probs(inputs: VerifyInputs, forced: Tensor | None) -> Tensor:
+    return probabilities(
         inputs.target_logits, inputs.warp, guidance=inputs.guidance, allowed=inputs.allowed, forced=forced
     )
 

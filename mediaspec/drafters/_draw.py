@@ -20,6 +20,8 @@ def draft_steps(state: DecodeState, budget: int) -> int:
 
 def draft_lengths(state: DecodeState, budget: int) -> Tensor:
     """[B] int64: how much of a draft of `budget` positions fits before each row's last token."""
+    if max(state.host_lengths) + budget < state.target.num_tokens:
+        return torch.full_like(state.lengths, budget)
     return (state.target.num_tokens - 1 - state.lengths).clamp(min=0, max=budget)
 
 
@@ -32,30 +34,31 @@ class Numbers:
     """
 
     def __init__(self, state: DecodeState, depth: int) -> None:
-        order = torch.arange(depth, device=state.lengths.device)
-        self.positions = (state.lengths[:, None] + order).clamp_(max=state.target.num_tokens - 1)
-        self.noise = state.rng.noise(self.positions, state.draft_purpose)
+        self.noise = state.rng.noise_from(state.lengths, state.host_lengths, depth, state.draft_purpose)
+        self.positions: Tensor | None = None
+        if self.noise is None:
+            self.positions = state.lengths[:, None] + torch.arange(depth, device=state.lengths.device)
         self.forced = state.forced
 
     def draw(
-        self, state: DecodeState, logits: Tensor, depth: int, width: int = 1, need_logp: bool = False
+        self, state: DecodeState, logits: Tensor, depth: int, width: int = 1, need_probs: bool = False
     ) -> Sampled:
         """Draws the draft tokens at `depth` (0 is the next token) from the law the target would use on these logits.
 
         Args:
             logits: [B, G, N, V]; the N rows are nodes of one depth, so they share a position and its noise.
             width: children per node, drawn without replacement.
-            need_logp: return the law even where the rule couples and only compares tokens.
+            need_probs: return the law even where the rule couples and only compares tokens.
 
         Returns:
-            tokens [B, N] or [B, N, width]; `logp` [B, N, V], else None where the rule couples.
+            tokens [B, N] or [B, N, width]; `probs` [B, N, V], else None where the rule couples.
         """
         count, here = logits.shape[2], slice(depth, depth + 1)
-        positions = self.positions[:, here]
+        positions = self.positions[:, here] if self.positions is not None else None
         noise = self.noise[:, here] if self.noise is not None else None
         forced = self.forced[:, here] if self.forced is not None else None
         if count > 1:
-            positions = positions.expand(-1, count)
+            positions = positions.expand(-1, count) if positions is not None else None
             noise = noise.expand(-1, count, -1) if noise is not None else None
             forced = forced.expand(-1, count) if forced is not None else None
         drawn = sample(
@@ -69,16 +72,16 @@ class Numbers:
             forced=forced,
             noise=noise,
             width=width,
-            need_logp=need_logp or state.draft_purpose != TARGET,
+            need_probs=need_probs or state.draft_purpose != TARGET,
         )
         # -1 marks an undefined law (overflow in a half-precision head): any id will do, verification refuses it
-        return Sampled(drawn.tokens.clamp_(min=0), drawn.logp)
+        return Sampled(drawn.tokens.clamp_(min=0), drawn.probs)
 
 
 def joined_chain(state: DecodeState, drawn: list[Sampled]) -> Draft:
     """Joins the draws of a chain to a `Draft`; near the end of an image `lengths` cuts rows short."""
     tokens = torch.cat([one.tokens for one in drawn], 1)
-    laws = [one.logp for one in drawn if one.logp is not None] if state.draft_purpose != TARGET else []
+    laws = [one.probs for one in drawn if one.probs is not None] if state.draft_purpose != TARGET else []
     return Draft(tokens, draft_lengths(state, len(drawn)), torch.cat(laws, 1) if laws else None)
 
 

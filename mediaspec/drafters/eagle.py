@@ -209,24 +209,23 @@ class EagleDrafter:
         nothing, undrafted positions are not computed either.
         """
         steps = draft_steps(state, budget)
-        numbers = Numbers(state, steps)
+        numbers, slots = Numbers(state, steps), _chain_slots(run.store, steps - 1)
         threshold = float(getattr(self.head.config, "confidence_threshold", 0.0))
         weighing = threshold > 0 and steps > 1
-        drawn = [numbers.draw(state, self._laws(state, run, hidden), 0, need_logp=weighing)]
+        drawn = [numbers.draw(state, self._laws(state, run, hidden), 0, need_probs=weighing)]
         survival = torch.zeros_like(state.lengths, dtype=torch.float32)
         lengths = torch.ones_like(state.lengths)
         for depth in range(1, steps):
             if weighing:
-                law = drawn[-1].logp
+                law = drawn[-1].probs
                 assert law is not None
-                survival = survival + law[:, 0].amax(-1)
+                survival = survival + law[:, 0].amax(-1).log()
                 going = survival >= math.log(threshold)
                 lengths = lengths + going
                 if going.device.type == "cpu" and not going.any():
                     break
-            slots = _next_slot(run.store, depth - 1)
-            hidden = run.step(expand_rows(drawn[-1].tokens, run.branches), hidden, run.store, slots)
-            drawn.append(numbers.draw(state, self._laws(state, run, hidden), depth, need_logp=weighing))
+            hidden = run.step(expand_rows(drawn[-1].tokens, run.branches), hidden, run.store, slots[depth - 1])
+            drawn.append(numbers.draw(state, self._laws(state, run, hidden), depth, need_probs=weighing))
         draft = joined_chain(state, drawn)
         return replace(draft, lengths=torch.minimum(draft.lengths, lengths)) if weighing else draft
 
@@ -242,22 +241,25 @@ class EagleDrafter:
                 hidden = run.step(fed, parents, run.store, _level_slots(run.store, level, depth - 1))
             drawn = numbers.draw(state, self._laws(state, run, hidden), depth, level.width)
             tokens.append(expand_children(drawn.tokens, level))
-            if drawn.logp is not None:
-                laws.append(drawn.logp)
+            if drawn.probs is not None:
+                laws.append(drawn.probs)
         lengths = draft_lengths(state, tree.max_depth)
         return Draft(torch.cat(tokens, 1), lengths, torch.cat(laws, 1) if laws else None, tree)
 
 
-def _next_slot(store: KVStore, ahead: int) -> Slots:
-    """The slot `ahead` places behind the committed ones, one per row; the slots in between are this draft's own."""
-    longest = max(store.host_lengths)
-    live = longest + ahead + 1
-    where = (store.lengths + ahead)[:, None]
-    if min(store.host_lengths) == longest:
-        return Slots(live - 1, None, where, live, None)
-    closed = torch.arange(live, device=where.device) > where
-    mask = torch.zeros(closed.shape, dtype=store.keys.dtype, device=where.device).masked_fill_(closed, float("-inf"))
-    return Slots(None, where[:, None, :, None], where, live, mask[:, None, None])
+def _chain_slots(store: KVStore, count: int) -> list[Slots]:
+    """The `count` slots behind the committed ones, one per row and draft step; a step sees the earlier ones."""
+    longest, aligned = max(store.host_lengths), min(store.host_lengths) == max(store.host_lengths)
+    order = torch.arange(count, device=store.lengths.device)
+    positions = (store.lengths[:, None] + order).split(1, 1) if count else ()
+    if aligned:
+        return [Slots(longest + i, None, where, longest + i + 1, None) for i, where in enumerate(positions)]
+    closed = torch.arange(longest + count, device=order.device) > store.lengths[:, None] + order[:, None, None]
+    mask = torch.zeros(closed.shape, dtype=store.keys.dtype, device=order.device).masked_fill_(closed, float("-inf"))
+    return [
+        Slots(None, where[:, None, :, None], where, longest + i + 1, mask[i, :, None, None, : longest + i + 1])
+        for i, where in enumerate(positions)
+    ]
 
 
 def _level_slots(store: KVStore, level: Level, depth: int) -> Slots:

@@ -17,7 +17,6 @@ B rows, W window, K draft length, V vocabulary, T tokens per image; t absolute p
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +28,7 @@ from ..core.rng import TARGET
 from ..core.tree import TreeSpec
 from ..core.types import DecodeState, Draft, Target, TargetOutput, Verdict
 from ..kernels import philox
-from ..kernels.sample import Warp, sample
+from ..kernels.sample import draw
 from ._draw import draft_lengths
 
 __all__ = ["JacobiDrafter"]
@@ -42,10 +41,10 @@ FIRST_PURPOSE = 16
 
 @dataclass
 class _Run:
-    """The window of one run: guesses at positions `lengths + 0..W-1`; `logp` [B, W, V] is None for a coupled rule."""
+    """The window of one run: guesses at positions `lengths + 0..W-1`; `probs` [B, W, V] is None for a coupled rule."""
 
     tokens: Tensor
-    logp: Tensor | None
+    probs: Tensor | None
     passes: int
 
 
@@ -69,7 +68,7 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
         'maximal'
     """
 
-    needs: frozenset[str] = frozenset({"target_logp", "choices"})
+    needs: frozenset[str] = frozenset({"target_probs", "choices"})
 
     @register_to_config
     def __init__(self, window: int = 16, init: str = "left", redraft: str = "gumbel") -> None:
@@ -89,11 +88,11 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
     def begin(self, state: DecodeState, output: TargetOutput, extra: int) -> None:
         self.check(state.target)
         coupled = state.draft_purpose == TARGET
-        self.needs = frozenset({"choices" if coupled else "target_logp"})
+        self.needs = frozenset({"choices" if coupled else "target_probs"})
         tokens = state.tokens.new_zeros(state.rows, self.window)
-        logp = None if coupled else tokens.new_zeros(*tokens.shape, state.target.vocab_size, dtype=torch.float32)
+        probs = None if coupled else tokens.new_zeros(*tokens.shape, state.target.vocab_size, dtype=torch.float32)
         fresh = torch.full_like(state.lengths, self.window)
-        self._run = self._fill(state, _Run(tokens, logp, 0), state.tokens, state.lengths, fresh, None)
+        self._run = self._fill(state, _Run(tokens, probs, 0), state.tokens, state.lengths, fresh, None)
 
     def propose(self, state: DecodeState, budget: int, tree: TreeSpec | None = None) -> Draft:
         if tree is not None:
@@ -101,8 +100,8 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
         run = self._live()
         # positions beyond the window repeat its last one and are cut off by the lengths
         order = torch.arange(budget, device=run.tokens.device).clamp(max=self.window - 1)
-        logp = run.logp.index_select(1, order) if run.logp is not None else None
-        return Draft(run.tokens.index_select(1, order), draft_lengths(state, min(budget, self.window)), logp)
+        probs = run.probs.index_select(1, order) if run.probs is not None else None
+        return Draft(run.tokens.index_select(1, order), draft_lengths(state, min(budget, self.window)), probs)
 
     def observe(self, state: DecodeState, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         run = self._live()
@@ -113,28 +112,28 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
         scored, held = old <= min(count, self.window), old < self.window
         rows, kept = old.clamp(max=count), old.clamp(max=self.window - 1)
         tokens = run.tokens.gather(1, kept)
-        logp = last = None
-        if run.logp is None:
+        probs = last = None
+        if run.probs is None:
             assert verdict.choices is not None, "a coupling rule must report the target's choices"
             tokens = torch.where(scored, verdict.choices.gather(1, rows), tokens)
         else:
-            assert verdict.target_logp is not None, "this drafter needs the target's log-law at every scored position"
-            vocab = run.logp.shape[2]
-            laws = verdict.target_logp.gather(1, rows[..., None].expand(-1, -1, vocab))
-            before = run.logp.gather(1, kept[..., None].expand(-1, -1, vocab))
+            assert verdict.target_probs is not None, "this drafter needs the target's law at every scored position"
+            vocab = run.probs.shape[2]
+            laws = verdict.target_probs.gather(1, rows[..., None].expand(-1, -1, vocab))
+            before = run.probs.gather(1, kept[..., None].expand(-1, -1, vocab))
             positions = (state.lengths[:, None] + old).clamp(max=state.target.num_tokens - 1)
             drawn = self._redraw(state, positions, laws, tokens, before, held, passes)
             tokens = torch.where(scored, drawn, tokens)
-            logp = torch.where(scored[..., None], laws, before)
-            last = verdict.target_logp[:, min(count, self.window)]
+            probs = torch.where(scored[..., None], laws, before)
+            last = verdict.target_probs[:, min(count, self.window)]
         fresh = self.window - (scored | held).sum(1)
-        run = _Run(tokens, logp, passes)
+        run = _Run(tokens, probs, passes)
         self._run = self._fill(state, run, _committed(state, draft, verdict), state.lengths + moved, fresh, last)
 
     def select(self, rows: Tensor) -> None:
         run = self._live()
-        logp = run.logp.index_select(0, rows) if run.logp is not None else None
-        self._run = _Run(run.tokens.index_select(0, rows), logp, run.passes)
+        probs = run.probs.index_select(0, rows) if run.probs is not None else None
+        self._run = _Run(run.tokens.index_select(0, rows), probs, run.passes)
 
     def _live(self) -> _Run:
         if self._run is None:
@@ -151,9 +150,9 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
         held: Tensor,
         passes: int,
     ) -> Tensor:
-        """[B, W] draws from the log-laws `laws` [B, W, V].
+        """[B, W] draws from the laws `laws` [B, W, V].
 
-        `tokens`, `before`: the guesses they replace and the log-laws those were drawn from, where `held` [B, W].
+        `tokens`, `before`: the guesses they replace and the laws those were drawn from, where `held` [B, W].
         """
         if self.redraft == "gumbel":
             noise = state.rng.noise(positions, state.draft_purpose)
@@ -161,12 +160,12 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
         purpose = FIRST_PURPOSE + 2 * passes
         if self.redraft == "fresh":
             return _draw(state, laws, positions, purpose, None)
-        new, old, guess = laws.exp(), before.exp(), tokens[..., None]
+        guess = tokens[..., None]
         uniform = philox.uniform(state.rng.seeds, positions, purpose + 1)
-        keep = held & (uniform * old.gather(2, guess)[..., 0] < new.gather(2, guess)[..., 0])
-        residual = (new - old).clamp(min=0)
+        keep = held & (uniform * before.gather(2, guess)[..., 0] < laws.gather(2, guess)[..., 0])
+        residual = (laws - before).clamp(min=0)
         usable = held[..., None] & (residual.sum(-1, keepdim=True) > 0)
-        drawn = _draw(state, torch.where(usable, residual, new).log(), positions, purpose, None)
+        drawn = _draw(state, torch.where(usable, residual, laws), positions, purpose, None)
         return torch.where(keep, tokens, drawn)
 
     def _fill(
@@ -174,7 +173,7 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
     ) -> _Run:
         """Puts guesses into the last `fresh` [B] positions of the window at `start` [B].
 
-        `known` [B, T'] holds all committed tokens, `last` [B, V] the log-law of the last verified position.
+        `known` [B, T'] holds all committed tokens, `last` [B, V] the law of the last verified position.
         """
         order = torch.arange(self.window, device=start.device)
         entering = order >= (self.window - fresh)[:, None]
@@ -189,15 +188,13 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
             tokens, law = _uniform_draw(uniform, state.allowed, vocab)
         else:
             tokens = self._neighbours(state, run.tokens, known, start, fresh)
-        logp = run.logp
-        if logp is not None:
-            law = point_mass(tokens, vocab).log() if law is None else law
-            logp = torch.where(entering[..., None], law, logp)
-        return _Run(torch.where(entering, tokens, run.tokens), logp, run.passes)
+        probs = run.probs
+        if probs is not None:
+            law = point_mass(tokens, vocab) if law is None else law
+            probs = torch.where(entering[..., None], law, probs)
+        return _Run(torch.where(entering, tokens, run.tokens), probs, run.passes)
 
-    def _neighbours(
-        self, state: DecodeState, tokens: Tensor, known: Tensor, start: Tensor, fresh: Tensor
-    ) -> Tensor:
+    def _neighbours(self, state: DecodeState, tokens: Tensor, known: Tensor, start: Tensor, fresh: Tensor) -> Tensor:
         """[B, W] copies of earlier tokens, committed or in the window; the newest one where there is none above."""
         newest = known.gather(1, (start - 1)[:, None].clamp(min=0, max=known.shape[1] - 1))
         if self.init == "repeat":
@@ -217,21 +214,18 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
 
 
 def _draw(state: DecodeState, laws: Tensor, positions: Tensor, purpose: int, noise: Tensor | None) -> Tensor:
-    """[B, W] draws from log-laws [B, W, V] that are processed already."""
-    drawn = sample(
-        laws[:, None], Warp(), seeds=state.rng.seeds, positions=positions, purpose=purpose, noise=noise
-    )
-    return drawn.tokens.clamp(min=0)
+    """[B, W] draws from weights [B, W, V]."""
+    return draw(laws, seeds=state.rng.seeds, positions=positions, purpose=purpose, noise=noise).clamp(min=0)
 
 
 def _uniform_draw(uniform: Tensor, allowed: Tensor | None, vocab: int) -> tuple[Tensor, Tensor]:
-    """Ids [B, W] from numbers in [0, 1), and the uniform log-law [V] over the allowed ones."""
+    """Ids [B, W] from numbers in [0, 1), and the uniform law [V] over the allowed ones."""
     if allowed is None:
         tokens = (uniform * vocab).long().clamp(max=vocab - 1)
-        return tokens, torch.full((vocab,), -math.log(vocab), device=uniform.device)
+        return tokens, torch.full((vocab,), 1 / vocab, device=uniform.device)
     upto = allowed.cumsum(0)
     rank = torch.minimum((uniform * upto[-1]).long(), upto[-1] - 1)
-    return torch.searchsorted(upto, rank, right=True), allowed.float().log() - upto[-1].log()
+    return torch.searchsorted(upto, rank, right=True), allowed / upto[-1]
 
 
 def _committed(state: DecodeState, draft: Draft, verdict: Verdict) -> Tensor:

@@ -150,7 +150,7 @@ class ModelDrafter:
                 logits = logits.index_select(1, level.rows)
             drawn = numbers.draw(state, split_branches(logits, run.branches), depth, level.width)
             tokens = torch.cat([tokens, expand_children(drawn.tokens, level)], 1)
-            if drawn.logp is not None:
-                laws.append(drawn.logp)
+            if drawn.probs is not None:
+                laws.append(drawn.probs)
         lengths = draft_lengths(state, tree.max_depth)
         return Draft(tokens[:, 1:], lengths, torch.cat(laws, 1) if laws else None, tree)

@@ -72,13 +72,17 @@ class EagleStep:
         assert config.max_positions is not None
         cos, sin = head.rotary(config.max_positions)
         turn = torch.complex(cos, sin)
-        # one product turns queries and keys and leaves values alone: [positions, 3, 1, head_dim / 2]
-        self.rotation = torch.stack([turn, turn, torch.ones_like(turn)], 1)[:, :, None]
+        # one product per slot turns queries and keys and leaves values alone: [positions, 3 * D / 2]
+        turns = turn.repeat(1, self.heads)
+        self.rotation = torch.cat([turns, turns, torch.ones_like(turns)], 1)
 
     def _unit(self, x: Tensor) -> Tensor:
-        """x divided by its norm (float32) or RMS (half precision); the weights behind carry the rest."""
+        """x divided by its norm (float32) or RMS (half precision); the weights behind carry the rest.
+
+        A zero row gives NaN, a law that no draft survives; it takes a head whose input vanishes.
+        """
         if self.direct:
-            return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min_(1e-6)
+            return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return F.rms_norm(x, x.shape[-1:], eps=self.eps)
 
     def __call__(self, tokens: Tensor, hidden: Tensor, store: KVStore, slots: Slots) -> Tensor:
@@ -94,18 +98,21 @@ class EagleStep:
         Returns:
             [R, N, D].
         """
-        (rows, count), half = tokens.shape, self.head_dim // 2
-        x = self.enter(self._unit(hidden)) + torch.embedding(self.table, tokens)
+        (rows, count), size, dim = tokens.shape, self.head_dim, self.heads * self.head_dim
+        x = self.enter(self._unit(hidden)).add_(torch.embedding(self.table, tokens))
         last = self.rotation.shape[0] - 1
         if slots.mask is None and slots.start is not None:
             turn = self.rotation[min(slots.start, last)]
         else:
             turn = self.rotation[slots.positions.clamp(max=last)]
-        qkv = self.wqkv(self._unit(x)).float().view(torch.complex64).view(rows, count, 3, self.heads, half) * turn
-        q, k, v = qkv.view(torch.float32).to(self.dtype).permute(2, 0, 3, 1, 4).unbind(0)
+        qkv = self.wqkv(self._unit(x)).float()
+        qkv.view(torch.complex64).mul_(turn)
+        qkv = qkv.to(self.dtype)
+        shape, stride = (rows, self.heads, count, size), (count * 3 * dim, size, 3 * dim, 1)
+        q, k, v = (qkv.as_strided(shape, stride, at) for at in (0, dim, 2 * dim))
         keys, values = store.write(0, slots, k, v)
         seen = F.scaled_dot_product_attention(q, keys, values, slots.mask)
-        x = x + self.wo(seen.transpose(1, 2).reshape(rows, count, self.heads * self.head_dim))
+        x.add_(self.wo(seen.transpose(1, 2).reshape(rows, count, dim)))
         gate, up = self.w13(self._unit(x)).chunk(2, dim=-1)
-        x = x + self.w2(F.silu(gate).mul_(up))
+        x.add_(self.w2(F.silu(gate).mul_(up)))
         return torch.addcmul(hidden, x, self.out_scale)

@@ -175,18 +175,21 @@ class AcceptanceRule(SchedulerMixin, ConfigMixin):
     def _verify_chain(self, inputs: VerifyInputs) -> Verdict:
         draft, length = inputs.draft, inputs.draft.tokens.shape[1]
         scale, offset = self._pair(length, inputs.start.device)
-        noise, uniforms = self._numbers(inputs, length, 1)
+        rng, start, host = inputs.rng, inputs.start, inputs.host_start
+        noise = rng.noise_from(start, host, length + 1, purposes.TARGET)
+        on_the_fly = self.coupled or noise is None
+        uniforms = None if on_the_fly else rng.uniforms_from(start, host, length, purposes.ACCEPT)
         decided = verify_chain(
             inputs.target_logits, draft.tokens, draft.lengths, inputs.warp,
-            draft_logp=draft.logp, scale=scale, offset=offset, residual=self.residual,
+            draft_probs=draft.probs, scale=scale, offset=offset, residual=self.residual,
             seeds=inputs.rng.seeds, start=inputs.start, guidance=inputs.guidance, allowed=inputs.allowed,
-            forced=inputs.forced, noise=noise, uniforms=None if uniforms is None else uniforms[..., 0],
+            forced=inputs.forced, noise=noise, uniforms=uniforms,
             mode="match" if self.coupled else "ratio",
-            need_choices=inputs.need_choices, need_logp=inputs.need_logp,
+            need_choices=inputs.need_choices, need_probs=inputs.need_probs,
         )  # fmt: skip
         return Verdict(
             decided.num_accepted, decided.next_token, decided.drift,
-            choices=decided.choices, target_logp=decided.target_logp,
+            choices=decided.choices, target_probs=decided.target_probs,
         )  # fmt: skip
 
     def _verify_tree(self, inputs: VerifyInputs) -> Verdict:
@@ -194,30 +197,25 @@ class AcceptanceRule(SchedulerMixin, ConfigMixin):
         assert draft.tree is not None
         tables = draft.tree.tables(draft.tokens.device)
         scale, offset = self._pair(tables.levels, inputs.start.device)
-        noise, uniforms = self._numbers(inputs, tables.levels, tables.children.shape[1])
+        rng, start, host = inputs.rng, inputs.start, inputs.host_start
+        noise = rng.noise_from(start, host, tables.levels + 1, purposes.TARGET)
+        uniforms = None
+        if not self.coupled and noise is not None:
+            siblings = range(tables.children.shape[1])
+            drawn = [rng.uniforms_from(start, host, tables.levels, purposes.ACCEPT, sibling) for sibling in siblings]
+            uniforms = torch.stack(drawn, -1)
         decided = verify_tree(
             inputs.target_logits, draft.tokens, draft.lengths, tables, inputs.warp,
-            draft_logp=draft.logp, scale=scale, offset=offset, residual=self.residual,
+            draft_probs=draft.probs, scale=scale, offset=offset, residual=self.residual,
             seeds=inputs.rng.seeds, start=inputs.start, guidance=inputs.guidance, allowed=inputs.allowed,
             forced=None if inputs.forced is None else inputs.forced[:, tables.depth],
             noise=noise, uniforms=uniforms, mode="match" if self.coupled else "ratio",
-            need_choices=inputs.need_choices, need_logp=inputs.need_logp,
+            need_choices=inputs.need_choices, need_probs=inputs.need_probs,
         )  # fmt: skip
         return Verdict(
             decided.num_accepted, decided.next_token, decided.drift, path=decided.path,
-            choices=decided.choices, target_logp=decided.target_logp,
+            choices=decided.choices, target_probs=decided.target_probs,
         )  # fmt: skip
-
-    def _numbers(self, inputs: VerifyInputs, length: int, width: int) -> tuple[Tensor | None, Tensor | None]:
-        """Noise [B, length+1, V] and uniforms [B, length, width] of the run, None where kernels make them in place."""
-        rng = inputs.rng
-        order = torch.arange(length + 1, device=inputs.start.device)
-        positions = (inputs.start[:, None] + order).clamp(max=rng.horizon - 1)  # the last ones are never read
-        noise = rng.noise(positions, purposes.TARGET)
-        if noise is None or self.coupled:
-            return noise, None
-        drawn = [rng.uniform(positions[:, :-1], purposes.ACCEPT, sibling) for sibling in range(width)]
-        return noise, drawn[0][..., None] if width == 1 else torch.stack(drawn, -1)
 
     @cached_property
     def _linear(self) -> bool:

@@ -24,7 +24,7 @@ __all__ = ["check_drafter"]
 WARP = Warp(temperature=0.9, top_k=0, top_p=0.95)
 # |z| of a standard normal number beyond this has probability 7e-6; four sets of tokens are tried per topology
 ALARM = 4.5
-OBSERVABLE = frozenset({"hidden", "target_logp", "choices"})
+OBSERVABLE = frozenset({"hidden", "target_probs", "choices"})
 
 
 def check_drafter(
@@ -121,7 +121,7 @@ class _Watcher:
         return draft
 
     def observe(self, state: DecodeState, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
-        if draft.logp is not None:
+        if draft.probs is not None:
             self._tally(draft, verdict)
         self.drafter.observe(state, draft, verdict, output)
 
@@ -143,32 +143,32 @@ class _Watcher:
             raise AssertionError(f"{self.case.label}: lengths {draft.lengths.tolist()} leave [0, {longest}]")
         if draft.tree != tree:
             raise AssertionError(f"{self.case.label}: the draft names another tree than it was asked for")
-        if draft.logp is None:
+        if draft.probs is None:
             return
         laws = count if tree is None else len(tree.internal)
-        if draft.logp.shape != (state.rows, laws, vocab) or draft.logp.dtype != torch.float32:
+        if draft.probs.shape != (state.rows, laws, vocab) or draft.probs.dtype != torch.float32:
             raise AssertionError(
-                f"{self.case.label}: logp {draft.logp.dtype} {tuple(draft.logp.shape)} instead of float32 "
+                f"{self.case.label}: probs {draft.probs.dtype} {tuple(draft.probs.shape)} instead of float32 "
                 f"{(state.rows, laws, vocab)}"
             )
-        mass = draft.logp.exp().sum(-1)
+        mass = draft.probs.sum(-1)
         if not bool(((mass - 1).abs() < 1e-3).all()):
             low, high = float(mass.min()), float(mass.max())
             raise AssertionError(f"{self.case.label}: draft laws must sum to 1, found {low:.4f}..{high:.4f}")
 
     def _tally(self, draft: Draft, verdict: Verdict) -> None:
         """Counts the draft tokens of every tested position; it is tested once, so the counts form a martingale."""
-        assert draft.logp is not None
-        depth = draft.logp.shape[1] if draft.tree is None else draft.tree.max_depth
+        assert draft.probs is not None
+        depth = draft.probs.shape[1] if draft.tree is None else draft.tree.max_depth
         for level in range(depth):
             live = (level <= verdict.num_accepted) & (level < draft.lengths)
             if draft.tree is None:
-                self._count(draft.logp[:, level].double().exp(), draft.tokens[:, level : level + 1], live)
+                self._count(draft.probs[:, level].double(), draft.tokens[:, level : level + 1], live)
                 continue
             assert verdict.path is not None
             tables = draft.tree.tables(draft.tokens.device)
             node = verdict.path[:, level - 1].clamp(min=0) if level else torch.zeros_like(live, dtype=torch.int64)
-            law = draft.logp[torch.arange(len(node)), tables.internal[node].clamp(min=0)].double().exp()
+            law = draft.probs[torch.arange(len(node)), tables.internal[node].clamp(min=0)].double()
             for rank in range(tables.children.shape[1]):
                 child = tables.children[node, rank]
                 token = draft.tokens.gather(1, (child - 1).clamp(min=0)[:, None])
@@ -231,5 +231,5 @@ def _honest_law(case: _Case, rows: int) -> None:
         if abs(gap) > ALARM * variance**0.5 + 1e-6:
             raise AssertionError(
                 f"{case.label}: {name} drafted {gap:+.0f} times more than the stated laws say (standard deviation "
-                f"{variance**0.5:.0f}); `logp` must be the law the token was drawn from"
+                f"{variance**0.5:.0f}); `probs` must be the law the token was drawn from"
             )

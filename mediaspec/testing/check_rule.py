@@ -178,9 +178,7 @@ def _monotone(rule: AcceptanceRule, p: Tensor, q: Tensor) -> None:
         _require(worst < 1e-6, rule, f"raising a token's target probability lowers its accepted mass by {worst:.3g}")
 
 
-def _saved(
-    rule: AcceptanceRule, p: Tensor, q: Tensor, prepare: Callable[[AcceptanceRule], None] | None
-) -> None:
+def _saved(rule: AcceptanceRule, p: Tensor, q: Tensor, prepare: Callable[[AcceptanceRule], None] | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         rule.save_pretrained(folder)
         written = (Path(folder) / "scheduler_config.json").is_file()
@@ -217,7 +215,7 @@ def _inputs(
         drawn = torch.stack([drawn[:, index, rank] for index, rank in ranks], 1)
     levels = q.shape[1] if tree is None else tree.max_depth
     lengths = torch.full((batch,), levels) if lengths is None else lengths
-    draft = Draft(drawn, lengths, q.log(), tree)
+    draft = Draft(drawn, lengths, q, tree)
     ledger = None if tree is None else "tv"
     return VerifyInputs(p.log()[:, None], draft, Warp(), rng, start, ledger=ledger)
 
@@ -228,7 +226,7 @@ def _alone_or_in_a_batch(rule: AcceptanceRule, p: Tensor, q: Tensor, seed: int) 
     together = rule.verify(inputs)
     for row in range(0, p.shape[0], 5):
         pick = torch.tensor([row])
-        draft = Draft(inputs.draft.tokens[pick], inputs.draft.lengths[pick], q[pick].log())
+        draft = Draft(inputs.draft.tokens[pick], inputs.draft.lengths[pick], q[pick])
         single = VerifyInputs(inputs.target_logits[pick], draft, Warp(), inputs.rng.select(pick), inputs.start[pick])
         alone = rule.verify(single)
         same = (

@@ -55,18 +55,18 @@ def test_above_copies_the_row_above_and_then_the_window():
 
 
 def test_guesses_are_point_masses_and_random_ones_uniform():
-    assert torch.equal(started("left", [[3, 1, 4]]).logp.exp().argmax(-1), started("left", [[3, 1, 4]]).tokens)
+    assert torch.equal(started("left", [[3, 1, 4]]).probs.argmax(-1), started("left", [[3, 1, 4]]).tokens)
     allowed = torch.tensor([False, True, True, False, True, False, False, False, True])
     draft = started("random", [[3, 1, 4]] * 50, allowed=allowed)
     assert bool(allowed[draft.tokens].all())
     assert set(draft.tokens.unique().tolist()) == {1, 2, 4, 8}
-    assert torch.allclose(draft.logp.exp().sum(-1), torch.ones(50, 6), atol=1e-6)
-    assert torch.allclose(draft.logp[..., 1].exp(), torch.full((50, 6), 0.25), atol=1e-6)
+    assert torch.allclose(draft.probs.sum(-1), torch.ones(50, 6), atol=1e-6)
+    assert torch.allclose(draft.probs[..., 1], torch.full((50, 6), 0.25), atol=1e-6)
 
 
 def test_a_coupling_rule_needs_no_laws():
     draft = started("left", [[3, 1, 4]], purpose=TARGET)
-    assert draft.logp is None
+    assert draft.probs is None
 
 
 def passes(redraft, target, rows=24, window=8):

@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 
 from mediaspec.kernels import philox
-from mediaspec.kernels.sample import Warp, sample, warp_logits
+from mediaspec.kernels.sample import Warp, probabilities, sample
 from mediaspec.kernels.verify_chain import verify_chain
 from mediaspec.kernels.verify_tree import verify_tree
 from mediaspec.kernels.verify_tree.cases import make_tree
@@ -30,7 +30,7 @@ def first_tokens(vocab: int, rounds: int, chunk: int, scale: torch.Tensor | None
     g = torch.Generator().manual_seed(vocab)
     logits = torch.randn(1, 2, 2, vocab, generator=g) * 1.5
     guidance, warp = torch.tensor([2.0]), Warp(top_k=vocab // 3)
-    target = warp_logits(logits, warp, guidance)[0, 0].exp()
+    target = probabilities(logits, warp, guidance)[0, 0]
     near = logits[:, :1, :1] * 1.3 + 0.4 * torch.randn(1, 1, 1, vocab, generator=g)
     counts = torch.zeros(vocab, dtype=torch.int64)
     for low in range(0, rounds, chunk):
@@ -38,11 +38,11 @@ def first_tokens(vocab: int, rounds: int, chunk: int, scale: torch.Tensor | None
         start = torch.full((chunk,), 17)
         drawn = sample(
             near.expand(chunk, 1, 1, vocab), warp, seeds=seeds, positions=start[:, None], purpose=philox.DRAFT,
-            need_logp=True,
+            need_probs=True,
         )  # fmt: skip
         verdict = verify_chain(
             logits.expand(chunk, 2, 2, vocab), drawn.tokens, torch.ones(chunk, dtype=torch.int64), warp,
-            draft_logp=drawn.logp, seeds=seeds, start=start, guidance=guidance.expand(chunk), scale=scale,
+            draft_probs=drawn.probs, seeds=seeds, start=start, guidance=guidance.expand(chunk), scale=scale,
         )  # fmt: skip
         first = torch.where(verdict.num_accepted > 0, drawn.tokens[:, 0], verdict.next_token)
         counts += torch.bincount(first, minlength=vocab)
@@ -70,7 +70,7 @@ def one_level(tokens: torch.Tensor, q: torch.Tensor | None, omegas: list[float],
     width = tokens.shape[1]
     verdict = verify_tree(
         P4.log().expand(rounds, 1, width + 1, 4), tokens, torch.ones(rounds, dtype=torch.int64),
-        make_tree([0] * width), Warp(), draft_logp=None if q is None else q.log().expand(rounds, 1, 4),
+        make_tree([0] * width), Warp(), draft_probs=None if q is None else q.expand(rounds, 1, 4),
         seeds=torch.arange(rounds), start=torch.full((rounds,), 3), scale=torch.tensor([omegas]),
     )  # fmt: skip
     chosen = tokens.gather(1, (verdict.path - 1).clamp(min=0))[:, 0]
@@ -121,7 +121,7 @@ def test_two_level_tree_emits_the_joint_target_law(mode):
     def children(rows, depth, width):
         return sample(
             draft[rows][:, None], Warp(), seeds=seeds, positions=(start + depth)[:, None].expand(-1, rows.shape[1]),
-            purpose=purpose, width=width, need_logp=True,
+            purpose=purpose, width=width, need_probs=True,
         )  # fmt: skip
 
     root = torch.full((rounds, 1), vocab)
@@ -131,7 +131,7 @@ def test_two_level_tree_emits_the_joint_target_law(mode):
     tokens = torch.cat([level_one, second.tokens], 1)
     verdict = verify_tree(
         target[torch.cat([root, tokens], 1)][:, None], tokens, torch.full((rounds,), 2), tree, Warp(),
-        draft_logp=None if mode == "match" else torch.cat([first.logp, second.logp], 1), seeds=seeds, start=start,
+        draft_probs=None if mode == "match" else torch.cat([first.probs, second.probs], 1), seeds=seeds, start=start,
         mode=mode,
     )  # fmt: skip
     walked = tokens.gather(1, (verdict.path - 1).clamp(min=0))

@@ -5,25 +5,25 @@ import torch
 from scipy import stats
 
 from mediaspec.kernels import philox
-from mediaspec.kernels.sample import Warp, sample, warp_logits
+from mediaspec.kernels.sample import Warp, probabilities, sample
 from mediaspec.kernels.sample.cases import Case, cases
 
 from .conftest import DEVICE, NUMPY_NOISE
 
 
-def run(case: Case, impl: str, need_logp: bool = True):
+def run(case: Case, impl: str, need_probs: bool = True):
     return sample(
         case.logits, case.warp, seeds=case.seeds, positions=case.positions, purpose=philox.TARGET,
         guidance=case.guidance, allowed=case.allowed, forced=case.forced, noise=case.noise, width=case.width,
-        need_logp=need_logp, impl=impl,
+        need_probs=need_probs, impl=impl,
     )  # fmt: skip
 
 
 def compare(case: Case) -> None:
     expected, given = run(case, "reference"), run(case, "triton")
     assert torch.equal(given.tokens, expected.tokens)
-    assert torch.equal(given.logp.isneginf(), expected.logp.isneginf())
-    torch.testing.assert_close(given.logp, expected.logp, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert torch.equal(given.probs == 0, expected.probs == 0)
+    torch.testing.assert_close(given.probs, expected.probs, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.filterwarnings(NUMPY_NOISE)
@@ -50,19 +50,19 @@ def test_triton_agrees_on_the_device(vocab, dtype):
 
 @pytest.mark.parametrize("case", cases(37), ids=lambda case: case.name)
 def test_log_law_changes_no_token_and_sums_to_one(case):
-    with_logp = run(case, "reference")
-    assert torch.equal(with_logp.tokens, run(case, "reference", need_logp=False).tokens)
-    defined = ~with_logp.logp.isnan().any(-1)
-    torch.testing.assert_close(with_logp.logp.exp().sum(-1)[defined], torch.ones(int(defined.sum())))
-    first = with_logp.tokens if case.width == 1 else with_logp.tokens[..., 0]
+    with_law = run(case, "reference")
+    assert torch.equal(with_law.tokens, run(case, "reference", need_probs=False).tokens)
+    defined = ~with_law.probs.isnan().any(-1)
+    torch.testing.assert_close(with_law.probs.sum(-1)[defined], torch.ones(int(defined.sum())))
+    first = with_law.tokens if case.width == 1 else with_law.tokens[..., 0]
     assert torch.equal(first >= 0, defined)
-    chosen = with_logp.logp.gather(-1, first.clamp(min=0)[..., None])[..., 0][defined]
+    chosen = with_law.probs.gather(-1, first.clamp(min=0)[..., None])[..., 0][defined]
     assert bool((chosen > float("-inf")).all())
 
 
 def law(logits, warp, **more):
-    return warp_logits(torch.tensor(logits)[None, :, None] if more.get("guidance") is not None
-                       else torch.tensor(logits)[None, None, None], warp, **more)[0, 0].exp()  # fmt: skip
+    return probabilities(torch.tensor(logits)[None, :, None] if more.get("guidance") is not None
+                       else torch.tensor(logits)[None, None, None], warp, **more)[0, 0]  # fmt: skip
 
 
 def test_truncations():

@@ -15,18 +15,18 @@ from mediaspec.kernels.verify_chain.reference import band_residual
 from .conftest import DEVICE, NUMPY_NOISE
 
 
-def compare(case: Case, need_choices: bool = False, need_logp: bool = False) -> None:
-    expected = run(case, "reference", need_choices, need_logp)
-    given = run(case, "triton", need_choices, need_logp)
+def compare(case: Case, need_choices: bool = False, need_probs: bool = False) -> None:
+    expected = run(case, "reference", need_choices, need_probs)
+    given = run(case, "triton", need_choices, need_probs)
     assert torch.equal(given.num_accepted, expected.num_accepted)
     assert torch.equal(given.next_token, expected.next_token)
     torch.testing.assert_close(given.drift, expected.drift, rtol=1e-4, atol=1e-5)
     assert (given.choices is None) == (expected.choices is None)
     if expected.choices is not None:
         assert torch.equal(given.choices, expected.choices)
-    assert (given.target_logp is None) == (expected.target_logp is None)
-    if expected.target_logp is not None:
-        torch.testing.assert_close(given.target_logp, expected.target_logp, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert (given.target_probs is None) == (expected.target_probs is None)
+    if expected.target_probs is not None:
+        torch.testing.assert_close(given.target_probs, expected.target_probs, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.filterwarnings(NUMPY_NOISE)
@@ -40,7 +40,7 @@ def test_triton_agrees(case):
 def test_triton_agrees_at_other_sizes(vocab, batch, length):
     for case in cases(vocab, batch, length, device=DEVICE, seed=vocab):
         if case.name in ("exact", "ragged", "omega-band", "guided", "match"):
-            compare(case, need_choices=case.name == "exact", need_logp=case.name in ("exact", "match"))
+            compare(case, need_choices=case.name == "exact", need_probs=case.name in ("exact", "match"))
 
 
 @pytest.mark.gpu
@@ -87,7 +87,7 @@ NOISE = [[0.71, 1.93, 0.42, 1.13], [0.23, 0.94, 1.61, 0.55], [1.37, 0.64, 2.21, 
 def test_written_out_example(impl, omega, accepted, emitted, ledger):
     verdict = verify_chain(
         torch.tensor(TARGET_LAWS).log()[:, None].to(DEVICE), torch.tensor(DRAFT, device=DEVICE),
-        torch.full((4,), 3, device=DEVICE), Warp(), draft_logp=torch.tensor(DRAFT_LAWS).log().to(DEVICE),
+        torch.full((4,), 3, device=DEVICE), Warp(), draft_probs=torch.tensor(DRAFT_LAWS).to(DEVICE),
         seeds=torch.zeros(4, dtype=torch.int64, device=DEVICE), start=torch.zeros(4, dtype=torch.int64, device=DEVICE),
         scale=torch.tensor(omega, device=DEVICE), uniforms=torch.tensor(UNIFORMS, device=DEVICE),
         noise=torch.tensor(NOISE, device=DEVICE)[:, None].expand(-1, 4, -1), impl=impl,
@@ -195,8 +195,8 @@ def test_shapes_and_names_are_checked():
         run(replace(case, tokens=case.tokens[:, :2]))
     with pytest.raises(ValueError, match="scale has shape"):
         run(replace(case, scale=torch.ones(2)))
-    with pytest.raises(ValueError, match="draft_logp has shape"):
-        run(replace(case, draft_logp=case.draft_logp[:, :2]))
+    with pytest.raises(ValueError, match="draft_probs has shape"):
+        run(replace(case, draft_probs=case.draft_probs[:, :2]))
     with pytest.raises(ValueError, match="'ratio' or 'match'"):
         run(replace(case, mode="greedy"))
     with pytest.raises(ValueError, match="'gstar' or 'band'"):

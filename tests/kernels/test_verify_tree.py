@@ -76,7 +76,7 @@ def test_a_tree_of_single_children_is_a_chain():
             continue
         tree = make_tree([0, 1, 2])
         given = verify_tree(
-            case.target_logits, case.tokens, case.lengths, tree, case.warp, draft_logp=case.draft_logp,
+            case.target_logits, case.tokens, case.lengths, tree, case.warp, draft_probs=case.draft_probs,
             seeds=case.seeds, start=case.start, scale=case.scale, offset=case.offset, residual=case.residual,
             guidance=case.guidance, allowed=case.allowed, forced=case.forced, mode=case.mode,
         )  # fmt: skip
@@ -89,9 +89,9 @@ def test_a_tree_of_single_children_is_a_chain():
 def test_choices_and_log_laws_do_not_change_the_decision():
     for case in cases(37):
         if case.name in ("exact", "guided", "point"):
-            lean, full = run(case), run(case, need_choices=True, need_logp=True)
+            lean, full = run(case), run(case, need_choices=True, need_probs=True)
             assert torch.equal(lean.path, full.path) and torch.equal(lean.next_token, full.next_token)
-            assert full.choices.shape == (2, 9) and full.target_logp.shape == (2, 9, 37)
+            assert full.choices.shape == (2, 9) and full.target_probs.shape == (2, 9, 37)
 
 
 def test_forced_root_takes_the_forced_child():
@@ -116,14 +116,14 @@ def test_shapes_are_checked():
         run(replace(case, tree=make_tree([0, 0])))
     with pytest.raises(ValueError, match="scale has shape"):
         run(replace(case, scale=torch.ones(2)))
-    with pytest.raises(ValueError, match="draft_logp has shape"):
-        run(replace(case, draft_logp=case.draft_logp[..., :3]))
+    with pytest.raises(ValueError, match="draft_probs has shape"):
+        run(replace(case, draft_probs=case.draft_probs[..., :3]))
 
 
 def test_greedy_follows_the_best_child():
     logits = torch.tensor([[0.0, 1, 2, 3], [3.0, 0, 0, 0], [0.0, 5, 0, 0]])[None, None]
     verdict = verify_tree(
-        logits, torch.tensor([[1, 3]]), torch.tensor([1]), make_tree([0, 0]), Warp(temperature=0.0), draft_logp=None,
+        logits, torch.tensor([[1, 3]]), torch.tensor([1]), make_tree([0, 0]), Warp(temperature=0.0), draft_probs=None,
         seeds=torch.tensor([0]), start=torch.tensor([0]),
     )  # fmt: skip
     assert verdict.path.tolist() == [[2]] and verdict.next_token.tolist() == [1]

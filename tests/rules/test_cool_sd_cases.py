@@ -226,7 +226,7 @@ def test_verify_case(given: dict, expected: dict, path: str) -> None:
     start = torch.full((batch,), 5)
     noise = torch.tensor(given["noise"])[:, None].expand(-1, length + 1, -1)
     rng = GivenNumbers(start, torch.tensor(given["u_acc"]), noise)
-    inputs = VerifyInputs(p.log()[:, None], Draft(draft, torch.full((batch,), length), q.log()), Warp(), rng, start)
+    inputs = VerifyInputs(p.log()[:, None], Draft(draft, torch.full((batch,), length), q), Warp(), rng, start)
     verdict = rule.verify(inputs) if path == "kernel" else verify_chain_by_mass(rule, inputs)
     assert verdict.num_accepted.tolist() == expected["n_accepted"]
     assert verdict.next_token.tolist() == expected["next_exp"]

@@ -63,7 +63,7 @@ def round_inputs(rule: AcceptanceRule, p: Tensor, q: Tensor, **more: object) -> 
     positions = start[:, None] + torch.arange(length)
     purpose = TARGET if rule.coupled else DRAFT
     tokens = sample(q.log()[:, None], Warp(), seeds=rng.seeds, positions=positions, purpose=purpose).tokens
-    draft = Draft(tokens, torch.full((batch,), length), q.log())
+    draft = Draft(tokens, torch.full((batch,), length), q)
     return VerifyInputs(p.log()[:, None], draft, Warp(), rng, start, **more)
 
 
@@ -263,15 +263,15 @@ def test_kernel_and_generic_paths_agree(config: dict) -> None:
     lengths = torch.arange(400) % 5
     forced = torch.full((400, 5), -1)
     forced[::7, 1] = 3
-    inputs = round_inputs(rule, p, q, forced=forced, need_logp=True)
+    inputs = round_inputs(rule, p, q, forced=forced, need_probs=True)
     tokens = torch.where(forced[:, :4] >= 0, forced[:, :4], inputs.draft.tokens)
-    draft = Draft(tokens, lengths, inputs.draft.logp)
+    draft = Draft(tokens, lengths, inputs.draft.probs)
     inputs = VerifyInputs(**{**vars(inputs), "draft": draft})
     fused, generic = rule.verify(inputs), verify_chain_by_mass(rule, inputs)
     assert torch.equal(fused.num_accepted, generic.num_accepted)
     assert torch.equal(fused.next_token, generic.next_token)
     torch.testing.assert_close(fused.drift, generic.drift, atol=1e-6, rtol=0)
-    torch.testing.assert_close(fused.target_logp, generic.target_logp)
+    torch.testing.assert_close(fused.target_probs, generic.target_probs)
     assert (fused.drift[::7, 1] == 0).all() and float(fused.drift.sum()) > 0
 
 
@@ -283,16 +283,16 @@ def test_kernel_and_generic_paths_agree_on_trees(config: dict, sampled: bool) ->
     generator = torch.Generator().manual_seed(5)
     p = torch.randn(batch, tree.num_nodes + 1, vocab, generator=generator)
     noise = torch.randn(batch, len(tree.internal), vocab, generator=generator)
-    q = (p[:, list(tree.internal)] + noise).log_softmax(-1)
+    q = (p[:, list(tree.internal)] + noise).softmax(-1)
     rng, start = RowRng(torch.arange(batch), vocab, 16), torch.arange(batch) % 6
     depth = torch.tensor([tree.depth[row] for row in tree.internal])
     positions = start[:, None] + depth
-    drawn = sample(q[:, None], Warp(), seeds=rng.seeds, positions=positions, purpose=DRAFT, width=3).tokens
+    drawn = sample(q.log()[:, None], Warp(), seeds=rng.seeds, positions=positions, purpose=DRAFT, width=3).tokens
     tokens = torch.cat([drawn[:, i, : len(tree.children[row])] for i, row in enumerate(tree.internal)], 1)
     draft = Draft(tokens, torch.arange(batch) % 4, q if sampled else None, tree)
     forced = torch.full((batch, tree.max_depth + 1), -1)
     forced[::5, 0] = tokens[::5, 1]
-    inputs = VerifyInputs(p[:, None], draft, Warp(top_k=8), rng, start, forced=forced, need_logp=True)
+    inputs = VerifyInputs(p[:, None], draft, Warp(top_k=8), rng, start, forced=forced, need_probs=True)
     fused, generic = rule.verify(inputs), verify_tree_by_mass(rule, inputs)
     assert torch.equal(fused.num_accepted, generic.num_accepted)
     assert torch.equal(fused.next_token, generic.next_token)

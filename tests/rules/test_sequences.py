@@ -44,7 +44,7 @@ def decode_toy(
                 h = h + (lengths + i + 1) * (drawn[:, 0] + 1)
                 tokens.scatter_(1, here, drawn)
         drafted = tokens.gather(1, lengths[:, None] + order)
-        draft = Draft(drafted, (horizon - lengths).clamp(max=length), torch.stack(laws_q, 1).log().float())
+        draft = Draft(drafted, (horizon - lengths).clamp(max=length), torch.stack(laws_q, 1).float())
         logits = torch.stack(laws_p, 1).log().float()[:, None]
         verdict = rule.verify(VerifyInputs(logits, draft, Warp(), rng, lengths))
         live = lengths < horizon
@@ -110,7 +110,7 @@ def exact_rounds(tree: TreeSpec | None, rounds: int, vocab: int, warp: Warp) -> 
         scores = q / torch.empty(part, vocab).exponential_(generator=generator)
         tokens = scores.topk(width).indices
         rng = GivenNumbers(start, torch.rand(part, 1, width, generator=generator), noise)
-        draft = Draft(tokens, start + 1, q.log().expand(part, 1, -1), tree)
+        draft = Draft(tokens, start + 1, q.float().expand(part, 1, -1), tree)
         logits = target.expand(part, 1, width + 1, -1)
         verdict: Verdict = rule.verify(VerifyInputs(logits, draft, warp, rng, start))
         chosen = torch.zeros_like(start) if tree is None else (verdict.path[:, 0] - 1).clamp(min=0)

@@ -19,7 +19,7 @@ class Sharpened(ModelDrafter):
 
     def propose(self, state, budget, tree=None):
         draft = super().propose(state, budget, tree)
-        return draft if draft.logp is None else replace(draft, logp=(1.3 * draft.logp).log_softmax(-1))
+        return draft if draft.probs is None else replace(draft, probs=(1.3 * draft.probs.log()).softmax(-1))
 
 
 class DeepLie(ModelDrafter):
@@ -27,10 +27,10 @@ class DeepLie(ModelDrafter):
 
     def propose(self, state, budget, tree=None):
         draft = super().propose(state, budget, tree)
-        if draft.logp is None:
+        if draft.probs is None:
             return draft
-        law = torch.logaddexp(draft.logp[:, :1].expand_as(draft.logp), draft.logp - 3).log_softmax(-1)
-        return replace(draft, logp=torch.cat([draft.logp[:, :1], law[:, 1:]], 1))
+        law = (draft.probs[:, :1] + 0.05 * draft.probs) / 1.05
+        return replace(draft, probs=torch.cat([draft.probs[:, :1], law[:, 1:]], 1))
 
 
 class RaggedCache(EagleDrafter):
@@ -54,8 +54,8 @@ class Empty(JacobiDrafter):
 
     def propose(self, state, budget, tree=None):
         draft = super().propose(state, budget, tree)
-        logp = draft.logp[:, :0] if draft.logp is not None else None
-        return Draft(draft.tokens[:, :0], draft.lengths.clamp(max=0), logp)
+        probs = draft.probs[:, :0] if draft.probs is not None else None
+        return Draft(draft.tokens[:, :0], draft.lengths.clamp(max=0), probs)
 
 
 class Impure(JacobiDrafter):
@@ -67,8 +67,8 @@ class Impure(JacobiDrafter):
         draft = super().propose(state, budget, tree)
         Impure.count += 1
         tokens = (draft.tokens + Impure.count) % state.target.vocab_size
-        law = torch.nn.functional.one_hot(tokens, state.target.vocab_size).float().log()
-        return replace(draft, tokens=tokens, logp=None if draft.logp is None else law)
+        law = torch.nn.functional.one_hot(tokens, state.target.vocab_size).float()
+        return replace(draft, tokens=tokens, probs=None if draft.probs is None else law)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,10 @@ KINDS = {
     "unsaid": r"(?!.*(background|beside|small|mirrored|style))",
     "styled": r"(?!.*(background|beside|small|mirrored)).*style",
     "coloured": r"(?!.*(beside|small|mirrored|flat|fluent)).*background",
+    "tinted": r"(?!.*(beside|small|mirrored)).*background",
 }
-"""Kinds of captions that training can boost: plain shaded, plain with a named style, shaded on a colour."""
+"""Kinds of captions that training can boost: plain shaded, plain with a named style, shaded on a colour, any style on a
+colour."""
 
 
 class Examples:

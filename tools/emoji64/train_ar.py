@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
@@ -92,6 +93,19 @@ def _replace(final: Path, write: object) -> None:
         old.rmdir()
 
 
+def thinned(weights: dict[str, Tensor], every: int) -> dict[str, Tensor]:
+    """Weights of a transformer with only every `every`-th layer left."""
+    out = {}
+    for name, w in weights.items():
+        if name.startswith("layers."):
+            _, number, rest = name.split(".", 2)
+            if int(number) % every:
+                continue
+            name = f"layers.{int(number) // every}.{rest}"
+        out[name] = w
+    return out
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("emoji64-data"))
@@ -112,6 +126,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--from", dest="start", type=Path, help="begin with the weights of this ar-final.pt")
+    parser.add_argument(
+        "--thin", type=int, default=1, help="with --from: keep every n-th layer, undoing a late growth"
+    )
     args = parser.parse_args()
 
     rank, world = start_workers()
@@ -135,6 +153,10 @@ def main() -> None:
     trainer = Trainer(args.depth, len(tokenizer), not args.no_compile)
     growth = [(float(a), int(b)) for a, b in (part.split(":") for part in args.grow.split(",") if part)]
     step, used, path = 0, 0.0, args.out / "ar.pt"
+    if args.start is not None and not (args.resume and path.exists()):
+        state = torch.load(args.start, weights_only=True)
+        trainer.gpt.load_state_dict(thinned(state["gpt"], args.thin))
+        trainer.text.load_state_dict(state["text"])
     if args.resume and path.exists():
         state = torch.load(path, weights_only=True)
         if state["depth"] != args.depth:

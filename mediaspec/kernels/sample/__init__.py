@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .. import philox
 from ..backend import choose, launching_on
 
-__all__ = ["Sampled", "Warp", "sample", "warp_logits"]
+__all__ = ["Sampled", "Warp", "draw", "probabilities", "sample"]
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,14 @@ class Sampled:
     Args:
         tokens: [B, N] int64, or [B, N, width] in draw order when width > 1; -1 where the law is undefined
             (NaN or +inf logits, or no admissible token).
-        logp: [B, N, V] float32 log-law the tokens were drawn from, -inf where excluded; None unless asked for.
+        probs: [B, N, V] float32 law the tokens were drawn from; None unless asked for.
     """
 
     tokens: Tensor
-    logp: Tensor | None = None
+    probs: Tensor | None = None
 
 
-def warp_logits(
+def probabilities(
     logits: Tensor,
     warp: Warp,
     guidance: Tensor | None = None,
@@ -74,7 +75,7 @@ def warp_logits(
     *,
     impl: str | None = None,
 ) -> Tensor:
-    """The processed log-law of every position.
+    """The processed law of every position.
 
     Args:
         logits: [B, G, N, V] float32, bfloat16 or float16. G = 2: branch 0 conditional c, branch 1 unconditional u.
@@ -86,20 +87,20 @@ def warp_logits(
         impl: see `mediaspec.kernels.backend`.
 
     Returns:
-        [B, N, V] float32, log-softmaxed; all NaN in a row with NaN or +inf logits or with no admissible token.
+        [B, N, V] float32; all NaN in a row with NaN or +inf logits or with no admissible token.
 
     Raises:
         ValueError: shapes or guidance do not fit together.
     """
     _check(logits, guidance, allowed, forced)
-    if choose("sample.warp_logits", logits, impl) == "triton":
-        from .triton import warp_logits as run
+    if choose("sample.probabilities", logits, impl) == "triton":
+        from .triton import probabilities as run
 
         with launching_on(logits):
             return run(logits, warp, guidance, allowed, forced)
     from . import reference
 
-    return reference.warp_logits(logits, warp, guidance, allowed, forced)
+    return reference.probabilities(logits, warp, guidance, allowed, forced)
 
 
 def sample(
@@ -107,38 +108,40 @@ def sample(
     warp: Warp,
     *,
     seeds: Tensor,
-    positions: Tensor,
+    positions: Tensor | None,
     purpose: int,
     guidance: Tensor | None = None,
     allowed: Tensor | None = None,
     forced: Tensor | None = None,
     noise: Tensor | None = None,
     width: int = 1,
-    need_logp: bool = False,
+    need_probs: bool = False,
     impl: str | None = None,
 ) -> Sampled:
     """Draws argmax(p / E) with E ~ Exp(1) from the counter-based generator, which is a draw from p.
 
     Args:
-        logits, warp, guidance, allowed, forced: as in `warp_logits`.
+        logits, warp, guidance, allowed, forced: as in `probabilities`.
         seeds: [B] int64.
-        positions: [B, N] int64 absolute positions of the drawn tokens.
+        positions: [B, N] int64 absolute positions of the drawn tokens; may be None where `noise` is given.
         purpose: `philox.TARGET` or `philox.DRAFT`.
         noise: [B, N, V] float32, the same exponentials precomputed; None computes them.
         width: w > 1 returns the w best in order, which is w draws without replacement. With fewer than w admissible
             tokens the rest are tokens of zero mass.
-        need_logp: also return the log-law.
+        need_probs: also return the law.
         impl: see `mediaspec.kernels.backend`.
 
     Raises:
         ValueError: shapes do not fit, or width is not in [1, V].
     """
     _check(logits, guidance, allowed, forced)
+    if positions is None and noise is None:
+        raise ValueError("positions=None needs the precomputed noise; give positions [B, N] int64.")
     if not 1 <= width <= logits.shape[-1]:
         raise ValueError(
             f"width={width} is not allowed: write a number from 1 to the vocabulary size {logits.shape[-1]}."
         )
-    arguments = (logits, warp, seeds, positions, purpose, guidance, allowed, forced, noise, width, need_logp)
+    arguments = (logits, warp, seeds, positions, purpose, guidance, allowed, forced, noise, width, need_probs)
     if choose("sample", logits, impl) == "triton":
         from .triton import sample as run
 
@@ -147,6 +150,23 @@ def sample(
     from . import reference
 
     return reference.sample(*arguments)
+
+
+def draw(weights: Tensor, *, seeds: Tensor, positions: Tensor, purpose: int, noise: Tensor | None = None) -> Tensor:
+    """Draws argmax(w / E) from weights that are processed already.
+
+    Args:
+        weights: [B, N, V] float32 >= 0, not necessarily of sum 1.
+        seeds, positions, purpose, noise: as in `sample`.
+
+    Returns:
+        [B, N] int64, -1 where the weights are NaN.
+    """
+    from . import reference
+
+    if noise is None:
+        noise = philox.exponential(seeds, positions, weights.shape[-1], purpose)
+    return reference.draw(weights, noise)
 
 
 def _check(logits: Tensor, guidance: Tensor | None, allowed: Tensor | None, forced: Tensor | None) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..philox import reference as philox
 from . import Sampled, Warp
 
-__all__ = ["best", "combine", "draw", "probabilities", "sample", "warp_logits"]
+__all__ = ["best", "combine", "draw", "probabilities", "sample"]
 
 NEG_INF = float("-inf")
 
@@ -66,13 +66,6 @@ def probabilities(
     return p
 
 
-def warp_logits(
-    logits: Tensor, warp: Warp, guidance: Tensor | None, allowed: Tensor | None, forced: Tensor | None
-) -> Tensor:
-    """See `mediaspec.kernels.sample.warp_logits`."""
-    return probabilities(logits, warp, guidance, allowed, forced).log()
-
-
 def draw(p: Tensor, noise: Tensor) -> Tensor:
     """[..., V] weights and exponentials -> [...] int64 argmax(p / E), -1 where p is NaN."""
     score, token = (p / noise).max(-1)
@@ -93,18 +86,19 @@ def sample(
     logits: Tensor,
     warp: Warp,
     seeds: Tensor,
-    positions: Tensor,
+    positions: Tensor | None,
     purpose: int,
     guidance: Tensor | None,
     allowed: Tensor | None,
     forced: Tensor | None,
     noise: Tensor | None,
     width: int,
-    need_logp: bool,
+    need_probs: bool,
 ) -> Sampled:
     """See `mediaspec.kernels.sample.sample`."""
     p = probabilities(logits, warp, guidance, allowed, forced)
     if noise is None:
+        assert positions is not None
         noise = philox.exponential(seeds, positions, p.shape[-1], purpose)
     if width == 1:
         tokens = draw(p, noise)
@@ -115,4 +109,4 @@ def sample(
             rest = combine(logits, guidance, allowed).softmax(-1).nan_to_num(0.0)
             weights = torch.where(p > 0, float("inf"), rest) + (p - p)
         tokens = best(weights, width)
-    return Sampled(tokens, p.log() if need_logp else None)
+    return Sampled(tokens, p if need_probs else None)

@@ -20,7 +20,16 @@ from torch import Tensor
 from ..philox.triton import exponential_row
 from . import Sampled, Warp
 
-__all__ = ["draw_row", "finish_row", "launch_shape", "load_row", "row_flags", "sample", "truncate_row", "warp_logits"]
+__all__ = [
+    "draw_row",
+    "finish_row",
+    "launch_shape",
+    "load_row",
+    "row_flags",
+    "sample",
+    "truncate_row",
+    "probabilities",
+]
 
 
 @triton.jit
@@ -140,11 +149,11 @@ def draw_row(
 
 @triton.jit
 def _sample_kernel(
-    logits, stride_b, stride_g, stride_n, guidance, allowed, forced, seeds, positions, noise, tokens, logp,
+    logits, stride_b, stride_g, stride_n, guidance, allowed, forced, seeds, positions, noise, tokens, probs,
     N, V, temperature, top_k, top_p, purpose, width,
     BLOCK: tl.constexpr, GUIDED: tl.constexpr, MASKED: tl.constexpr, SCALED: tl.constexpr, GREEDY: tl.constexpr,
     TOP_K: tl.constexpr, TOP_P: tl.constexpr, K_FIRST: tl.constexpr, FORCED: tl.constexpr, DRAW: tl.constexpr,
-    STORED: tl.constexpr, NEED_LOGP: tl.constexpr,
+    STORED: tl.constexpr, NEED_PROBS: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1).to(tl.int64)
@@ -156,8 +165,8 @@ def _sample_kernel(
     raw = load_row(base, stride_g, scale, allowed, temperature, V, BLOCK, GUIDED, MASKED, SCALED)
     z, _ = truncate_row(raw, top_k, top_p, TOP_K, TOP_P, K_FIRST)
     p, bad = finish_row(z, fixed, BLOCK, GREEDY)
-    if NEED_LOGP:
-        tl.store(logp + line * V + token, tl.log(p), mask=token < V)
+    if NEED_PROBS:
+        tl.store(probs + line * V + token, p, mask=token < V)
     if DRAW:
         if STORED:
             e = tl.load(noise + line * V + token, mask=token < V, other=1.0)
@@ -221,47 +230,47 @@ def _run(
     forced: Tensor | None,
     noise: Tensor | None,
     width: int,
-    need_logp: bool,
+    need_probs: bool,
 ) -> tuple[Tensor, Tensor | None]:
     logits = rows_in_place(logits)
     batch, _, count, vocab = logits.shape
     draw = seeds is not None
     tokens = torch.empty(batch, count, width, dtype=torch.int64, device=logits.device)
-    logp = torch.empty(batch, count, vocab, dtype=torch.float32, device=logits.device) if need_logp else None
+    probs = torch.empty(batch, count, vocab, dtype=torch.float32, device=logits.device) if need_probs else None
     if batch * count:
         _sample_kernel[(count, batch)](
             logits, logits.stride(0), logits.stride(1), logits.stride(2),
             dense(guidance, logits), dense(allowed, logits), dense(forced, tokens), dense(seeds, tokens),
-            dense(positions, tokens), dense(noise, logits), tokens, dense(logp, logits),
+            dense(positions, tokens), dense(noise, logits), tokens, dense(probs, logits),
             count, vocab, warp.temperature, warp.top_k, warp.top_p, purpose, width,
             **row_flags(warp, vocab, guidance, allowed, forced), **launch_shape(vocab),
-            DRAW=draw, STORED=noise is not None, NEED_LOGP=need_logp,
+            DRAW=draw, STORED=noise is not None, NEED_PROBS=need_probs,
         )  # fmt: skip
-    return tokens, logp
+    return tokens, probs
 
 
-def warp_logits(
+def probabilities(
     logits: Tensor, warp: Warp, guidance: Tensor | None, allowed: Tensor | None, forced: Tensor | None
 ) -> Tensor:
-    """See `mediaspec.kernels.sample.warp_logits`."""
-    _, logp = _run(logits, warp, None, None, 0, guidance, allowed, forced, None, 1, True)
-    assert logp is not None
-    return logp
+    """See `mediaspec.kernels.sample.probabilities`."""
+    _, probs = _run(logits, warp, None, None, 0, guidance, allowed, forced, None, 1, True)
+    assert probs is not None
+    return probs
 
 
 def sample(
     logits: Tensor,
     warp: Warp,
     seeds: Tensor,
-    positions: Tensor,
+    positions: Tensor | None,
     purpose: int,
     guidance: Tensor | None,
     allowed: Tensor | None,
     forced: Tensor | None,
     noise: Tensor | None,
     width: int,
-    need_logp: bool,
+    need_probs: bool,
 ) -> Sampled:
     """See `mediaspec.kernels.sample.sample`."""
-    tokens, logp = _run(logits, warp, seeds, positions, purpose, guidance, allowed, forced, noise, width, need_logp)
-    return Sampled(tokens[..., 0] if width == 1 else tokens, logp)
+    tokens, probs = _run(logits, warp, seeds, positions, purpose, guidance, allowed, forced, noise, width, need_probs)
+    return Sampled(tokens[..., 0] if width == 1 else tokens, probs)

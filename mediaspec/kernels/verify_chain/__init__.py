@@ -13,7 +13,7 @@ mode="ratio" (speculative sampling and its linear relaxations), position by posi
     drift_i = sum [a_i - P_i]_+  = TV(emitted law, P_i) for every tested i
 
 scale 1, offset 0 is lossless speculative sampling (arXiv:2302.01318, theorem 1); scale omega relaxes
-(arXiv:2601.09212); scale w, offset 1 - w emits the mixture w P + (1 - w) q. `draft_logp=None` reads q_i as a point
+(arXiv:2601.09212); scale w, offset 1 - w emits the mixture w P + (1 - w) q. `draft_probs=None` reads q_i as a point
 mass on x_i.
 
 mode="match" (shared noise): `choices_i = argmax(P_i / E_i)`; accept while x_i equals it; emit `choices_n`. The tokens
@@ -47,14 +47,14 @@ class ChainVerdict:
         next_token: [B] int64, the token after the accepted ones; -1 where the law needed for it is undefined.
         drift: [B, K] float32, 0 at untested positions.
         choices: [B, K+1] int64 draws of every row under the shared noise; None unless asked for or mode "match".
-        target_logp: [B, K+1, V] float32; None unless asked for.
+        target_probs: [B, K+1, V] float32; None unless asked for.
     """
 
     num_accepted: Tensor
     next_token: Tensor
     drift: Tensor
     choices: Tensor | None = None
-    target_logp: Tensor | None = None
+    target_probs: Tensor | None = None
 
 
 def verify_chain(
@@ -63,7 +63,7 @@ def verify_chain(
     lengths: Tensor,
     warp: Warp,
     *,
-    draft_logp: Tensor | None,
+    draft_probs: Tensor | None,
     seeds: Tensor,
     start: Tensor,
     scale: Tensor | None = None,
@@ -76,7 +76,7 @@ def verify_chain(
     uniforms: Tensor | None = None,
     mode: Mode = "ratio",
     need_choices: bool = False,
-    need_logp: bool = False,
+    need_probs: bool = False,
     impl: str | None = None,
 ) -> ChainVerdict:
     """Verifies one chain per row, without a host sync.
@@ -85,8 +85,8 @@ def verify_chain(
         target_logits: [B, G, K+1, V] float32, bfloat16 or float16.
         tokens: [B, K] int64 drafted tokens, K >= 1. Entries at or behind `lengths` are ignored (any valid id).
         lengths: [B] int64 in [0, K]; 0 emits from row 0.
-        warp, guidance, allowed: as in `kernels.sample.warp_logits`.
-        draft_logp: [B, K, V] float32 log-law each token was drawn from; None is a point mass. Unused in mode "match".
+        warp, guidance, allowed: as in `kernels.sample.probabilities`.
+        draft_probs: [B, K, V] float32 law each token was drawn from; None is a point mass. Unused in mode "match".
         seeds: [B] int64.
         start: [B] int64 absolute position of `tokens[:, 0]`. E of row i stands at position start + i, purpose TARGET;
             u_i likewise, purpose ACCEPT.
@@ -98,7 +98,7 @@ def verify_chain(
         noise: [B, K+1, V] float32 exponentials precomputed; None computes what is needed.
         uniforms: [B, K] float32 precomputed; None computes them.
         mode: "ratio" or "match".
-        need_choices, need_logp: fill those fields of the result.
+        need_choices, need_probs: fill those fields of the result.
         impl: see `mediaspec.kernels.backend`.
 
     Returns:
@@ -113,7 +113,7 @@ def verify_chain(
         >>> from mediaspec.kernels.sample import Warp
         >>> logits = torch.tensor([[[[0.0, 9.0, 0.0], [9.0, 0.0, 0.0]]]])
         >>> verdict = verify_chain(logits, torch.tensor([[1]]), torch.tensor([1]), Warp(temperature=0.0),
-        ...                        draft_logp=None, seeds=torch.tensor([7]), start=torch.tensor([3]))
+        ...                        draft_probs=None, seeds=torch.tensor([7]), start=torch.tensor([3]))
         >>> verdict.num_accepted.tolist(), verdict.next_token.tolist()
         ([1], [0])
     """
@@ -125,8 +125,8 @@ def verify_chain(
             f"tokens have shape {tuple(tokens.shape)} and target_logits {tuple(target_logits.shape)}; "
             "give [B, K] tokens with K >= 1 and [B, G, K+1, V] logits."
         )
-    if draft_logp is not None and draft_logp.shape != (batch, length, vocab):
-        raise ValueError(f"draft_logp has shape {tuple(draft_logp.shape)}; give {[batch, length, vocab]} or None.")
+    if draft_probs is not None and draft_probs.shape != (batch, length, vocab):
+        raise ValueError(f"draft_probs has shape {tuple(draft_probs.shape)}; give {[batch, length, vocab]} or None.")
     for name, value in (("scale", scale), ("offset", offset)):
         if value is not None and value.shape not in ((length,), (batch, length)):
             raise ValueError(f"{name} has shape {tuple(value.shape)}; give {[length]}, {[batch, length]} or None.")
@@ -135,8 +135,8 @@ def verify_chain(
     if residual not in ("gstar", "band"):
         raise ValueError(f"residual={residual!r} is unknown; write 'gstar' or 'band'.")
     arguments = (
-        target_logits, tokens, lengths, warp, draft_logp, seeds, start, scale, offset, residual, guidance, allowed,
-        forced, noise, uniforms, mode, need_choices, need_logp,
+        target_logits, tokens, lengths, warp, draft_probs, seeds, start, scale, offset, residual, guidance, allowed,
+        forced, noise, uniforms, mode, need_choices, need_probs,
     )  # fmt: skip
     if choose("verify_chain", target_logits, impl) == "triton":
         from .triton import verify_chain as run

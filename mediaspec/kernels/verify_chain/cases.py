@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..sample import Warp, warp_logits
+from ..sample import Warp, probabilities
 from ..sample.cases import make_logits
 from . import ChainVerdict, Mode, Residual, verify_chain
 
@@ -23,7 +23,7 @@ class Case:
     tokens: Tensor
     lengths: Tensor
     warp: Warp
-    draft_logp: Tensor | None
+    draft_probs: Tensor | None
     seeds: Tensor
     start: Tensor
     scale: Tensor | None = None
@@ -37,16 +37,16 @@ class Case:
     mode: Mode = "ratio"
 
 
-def run(case: Case, impl: str | None = None, need_choices: bool = False, need_logp: bool = False) -> ChainVerdict:
+def run(case: Case, impl: str | None = None, need_choices: bool = False, need_probs: bool = False) -> ChainVerdict:
     """Calls the operation on a case."""
     values = {name: value for name, value in vars(case).items() if name != "name"}
-    return verify_chain(**values, need_choices=need_choices, need_logp=need_logp, impl=impl)
+    return verify_chain(**values, need_choices=need_choices, need_probs=need_probs, impl=impl)
 
 
 def make_draft(generator: torch.Generator, target_logits: Tensor, distance: float, warp: Warp) -> Tensor:
-    """[B, G, K+1, V] target logits -> [B, K, V] draft log-law: the first branch, disturbed, warped alike."""
+    """[B, G, K+1, V] target logits -> [B, K, V] draft law: the first branch, disturbed, warped alike."""
     near = target_logits[:, :1, :-1]
-    return warp_logits(
+    return probabilities(
         near + distance * torch.randn(near.shape, generator=generator), warp, impl="reference"
     )  # fmt: skip
 
@@ -60,8 +60,8 @@ def cases(vocab: int, batch: int = 2, length: int = 3, device: str = "cpu", seed
     draft = make_draft(g, plain, 0.3, Warp())
     draft_top = make_draft(g, plain, 0.3, top)
     far = make_draft(g, plain, 3.0, Warp())
-    tokens = draft.exp().flatten(0, 1).multinomial(1, generator=g).view(batch, length)
-    tokens_top = draft_top.exp().flatten(0, 1).multinomial(1, generator=g).view(batch, length)
+    tokens = draft.flatten(0, 1).multinomial(1, generator=g).view(batch, length)
+    tokens_top = draft_top.flatten(0, 1).multinomial(1, generator=g).view(batch, length)
     lengths = torch.full((batch,), length)
     ragged = torch.arange(batch) % (length + 1)
     seeds = torch.arange(batch, dtype=torch.int64) * 104729 + seed

@@ -44,8 +44,12 @@ def band_residual(p: Tensor, accepted: Tensor) -> Tensor:
 
 def _count(ok: Tensor, lengths: Tensor) -> Tensor:
     """[B, K] bool -> [B] int64: the run of true values from the left, at most `lengths`."""
-    ok = ok & (_arange(ok.shape[1], ok.device) < lengths[:, None])
-    return ok.cumprod(1).sum(1)
+    return torch.minimum(ok.cumprod(1).sum(1), lengths)
+
+
+def _at(x: Tensor, every: Tensor, n: Tensor) -> Tensor:
+    """[B, N, V], [B] -> [B, V]: row n[b] of every b."""
+    return x[0].index_select(0, n) if len(n) == 1 else x[every, n]
 
 
 def verify_chain(
@@ -53,7 +57,7 @@ def verify_chain(
     tokens: Tensor,
     lengths: Tensor,
     warp: Warp,
-    draft_logp: Tensor | None,
+    draft_probs: Tensor | None,
     seeds: Tensor,
     start: Tensor,
     scale: Tensor | None,
@@ -66,7 +70,7 @@ def verify_chain(
     uniforms: Tensor | None,
     mode: str,
     need_choices: bool,
-    need_logp: bool,
+    need_probs: bool,
 ) -> ChainVerdict:
     """See `mediaspec.kernels.verify_chain.verify_chain`."""
     batch, length = tokens.shape
@@ -74,7 +78,7 @@ def verify_chain(
     device = tokens.device
     every = _arange(batch, device)
     p = probabilities(target_logits, warp, guidance, allowed, forced)
-    target_logp = p.log() if need_logp else None
+    target_probs = p if need_probs else None
 
     choices = None
     if mode == "match" or need_choices:
@@ -86,18 +90,18 @@ def verify_chain(
         n = _count(choices[:, :length] == tokens, lengths)
         next_token = choices[every, n]
         n = n.masked_fill(next_token < 0, 0)
-        return ChainVerdict(n, next_token, p.new_zeros(batch, length), choices, target_logp)
+        return ChainVerdict(n, next_token, p.new_zeros(batch, length), choices, target_probs)
 
     if uniforms is None:
         uniforms = philox.uniform(seeds, start[:, None] + _arange(length, device), ACCEPT)
     pt = p[:, :length].gather(-1, tokens[..., None])[..., 0]
     bound = pt if scale is None else scale * pt
-    if draft_logp is None:
+    if draft_probs is None:
         if offset is not None:
             bound = bound + offset
         ok = uniforms < bound
     else:
-        q = draft_logp.exp()
+        q = draft_probs
         qt = q.gather(-1, tokens[..., None])[..., 0]
         if offset is not None:
             bound = bound + offset * qt
@@ -109,9 +113,9 @@ def verify_chain(
 
     # Residual at the first rejected row m; where nothing was rejected it is replaced by the bonus law below.
     m = n.clamp(max=length - 1)
-    pn = p[every, n]
+    pn = _at(p, every, n)
     relaxed = scale is not None or offset is not None
-    if draft_logp is None:
+    if draft_probs is None:
         taken = bound.clamp(max=1)
         excess = (taken - pt).clamp_(min=0) if relaxed else None
         an = torch.zeros_like(pn).scatter_(-1, tokens[every, m, None], taken[every, m, None])
@@ -121,17 +125,18 @@ def verify_chain(
             a = a + offset[..., None] * q
         a = torch.minimum(a, q)
         excess = (a - p[:, :length]).clamp_(min=0).sum(-1)
-        an = a[every, m]
+        an = _at(a, every, m)
     else:
         excess = None
-        an = torch.minimum(q[every, m], pn) if residual == "band" else q[every, m]
+        an = _at(q, every, m)
+        an = torch.minimum(an, pn) if residual == "band" else an
     w = band_residual(pn, an) if residual == "band" else (pn - an).clamp_(min=0)
     usable = (w.sum(-1) > TINY) & (n < lengths)
     w = torch.where(usable[:, None], w, pn)
     if noise is None:
         en = philox.exponential(seeds, (start + n)[:, None], vocab, TARGET)[:, 0]
     else:
-        en = noise[every, n]
+        en = _at(noise, every, n)
     next_token = draw(w, en)
 
     faulty = next_token < 0
@@ -143,4 +148,4 @@ def verify_chain(
         if forced is not None:
             tested = tested & free
         drift = torch.where(tested, excess, 0.0)
-    return ChainVerdict(n.masked_fill(faulty, 0), next_token, drift, choices, target_logp)
+    return ChainVerdict(n.masked_fill(faulty, 0), next_token, drift, choices, target_probs)

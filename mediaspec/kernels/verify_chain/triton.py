@@ -7,7 +7,7 @@ threshold.
 Pass B, one program per row: counts the accepted prefix and draws from the residual (or bonus) of that one position,
 whose rows it reads again with the threshold known. No probability is ever written to memory.
 
-The draws of mode "match" (and `need_choices`, `need_logp`) come from the sampling kernel, so that they are the very
+The draws of mode "match" (and `need_choices`, `need_probs`) come from the sampling kernel, so that they are the very
 numbers of plain decoding.
 """
 
@@ -53,7 +53,7 @@ def residual_row(p, a, BAND: tl.constexpr):
 
 @triton.jit
 def _accept_kernel(
-    logits, stride_b, stride_g, stride_n, tokens, draft_logp, guidance, allowed, forced, seeds, start, uniforms,
+    logits, stride_b, stride_g, stride_n, tokens, draft_probs, guidance, allowed, forced, seeds, start, uniforms,
     scales, offsets, scale_stride, offset_stride, flags, excess, thresholds,
     K, V, temperature, top_k, top_p, ACCEPT_PURPOSE,
     BLOCK: tl.constexpr, GUIDED: tl.constexpr, MASKED: tl.constexpr, SCALED: tl.constexpr,
@@ -89,11 +89,11 @@ def _accept_kernel(
             cost = tl.maximum(tl.minimum(bound, 1.0) - px, 0.0)
         else:
             if RELAXED:
-                q = tl.exp(tl.load(draft_logp + line * V + token, mask=token < V, other=float("-inf")))
+                q = tl.load(draft_probs + line * V + token, mask=token < V, other=0.0)
                 qx = tl.sum(tl.where(hit, q, 0.0), 0)
                 cost = tl.sum(tl.maximum(tl.minimum(s * p + o * q, q) - p, 0.0), 0)
             else:
-                qx = tl.exp(tl.load(draft_logp + line * V + x))
+                qx = tl.load(draft_probs + line * V + x)
                 cost = 0.0
             ok = u * qx < s * px + o * qx
         ok = ok & (bad == 0)
@@ -106,7 +106,7 @@ def _accept_kernel(
 
 @triton.jit
 def _emit_kernel(
-    logits, stride_b, stride_g, stride_n, tokens, lengths, draft_logp, guidance, allowed, forced, seeds, start, noise,
+    logits, stride_b, stride_g, stride_n, tokens, lengths, draft_probs, guidance, allowed, forced, seeds, start, noise,
     scales, offsets, scale_stride, offset_stride, flags, excess, thresholds, accepted, emitted, drift,
     K, V, temperature, TARGET_PURPOSE,
     BLOCK: tl.constexpr, GUIDED: tl.constexpr, MASKED: tl.constexpr, SCALED: tl.constexpr,
@@ -136,7 +136,7 @@ def _emit_kernel(
             hit = token == tl.load(tokens + b * K + n).to(tl.int32)
             a = tl.where(hit, tl.minimum(s * p + o, 1.0), 0.0)
         else:
-            q = tl.exp(tl.load(draft_logp + (b * K + n) * V + token, mask=token < V, other=float("-inf")))
+            q = tl.load(draft_probs + (b * K + n) * V + token, mask=token < V, other=0.0)
             a = tl.minimum(s * p + o * q, q)
         w, total = residual_row(p, a, BAND)
         p = tl.where(total > TINY, w, p)
@@ -168,7 +168,7 @@ def verify_chain(
     tokens: Tensor,
     lengths: Tensor,
     warp: Warp,
-    draft_logp: Tensor | None,
+    draft_probs: Tensor | None,
     seeds: Tensor,
     start: Tensor,
     scale: Tensor | None,
@@ -181,7 +181,7 @@ def verify_chain(
     uniforms: Tensor | None,
     mode: str,
     need_choices: bool,
-    need_logp: bool,
+    need_probs: bool,
 ) -> ChainVerdict:
     """See `mediaspec.kernels.verify_chain.verify_chain`."""
     logits = rows.rows_in_place(target_logits)
@@ -194,30 +194,30 @@ def verify_chain(
     padded = triton.next_power_of_2(length + 1)
 
     choices: Tensor | None = None
-    target_logp: Tensor | None = None
+    target_probs: Tensor | None = None
     if mode == "match" or need_choices:
         positions = start[:, None] + torch.arange(length + 1, device=device)
-        drawn = rows.sample(logits, warp, seeds, positions, TARGET, guidance, allowed, forced, noise, 1, need_logp)
-        choices, target_logp = drawn.tokens, drawn.logp
-    elif need_logp:
-        target_logp = rows.warp_logits(logits, warp, guidance, allowed, forced)
+        drawn = rows.sample(logits, warp, seeds, positions, TARGET, guidance, allowed, forced, noise, 1, need_probs)
+        choices, target_probs = drawn.tokens, drawn.probs
+    elif need_probs:
+        target_probs = rows.probabilities(logits, warp, guidance, allowed, forced)
     if mode == "match":
         assert choices is not None
         choices = choices.contiguous()
         drift = torch.zeros(batch, length, device=device)
         _follow_kernel[(batch,)](choices, tokens, lengths, accepted, emitted, length, KPAD=padded)
-        return ChainVerdict(accepted, emitted, drift, choices, target_logp)
+        return ChainVerdict(accepted, emitted, drift, choices, target_probs)
 
     flags = torch.empty(batch, length, dtype=torch.int32, device=device)
     excess = torch.empty(batch, length, dtype=torch.float32, device=device)
     drift = torch.empty(batch, length, dtype=torch.float32, device=device)
     thresholds = torch.empty(batch, length + 1, dtype=torch.float32, device=device)
-    point = draft_logp is None
+    point = draft_probs is None
     relaxed = scale is not None or offset is not None
     switches = rows.row_flags(warp, vocab, guidance, allowed, forced)
     shape = rows.launch_shape(vocab)
     strides = (logits.stride(0), logits.stride(1), logits.stride(2))
-    draft = dense(draft_logp, logits)
+    draft = dense(draft_probs, logits)
     guides, mask, fixed = dense(guidance, logits), dense(allowed, logits), dense(forced, tokens)
     linear = {"POINT": point, "HAS_SCALE": scale is not None, "HAS_OFFSET": offset is not None}
     scales, offsets = dense(scale, excess), dense(offset, excess)
@@ -235,4 +235,4 @@ def verify_chain(
         length, vocab, warp.temperature, TARGET,
         **switches, **linear, **shape, BAND=residual == "band", STORED=noise is not None, KPAD=padded,
     )  # fmt: skip
-    return ChainVerdict(accepted, emitted, drift, choices, target_logp)
+    return ChainVerdict(accepted, emitted, drift, choices, target_probs)

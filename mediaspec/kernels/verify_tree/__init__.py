@@ -13,7 +13,7 @@ mode="ratio" with sampled children (drawn from q without replacement, in draw or
     drift_d = sum over the children tried at level d of [a - p_k]_+
 
 A scale given per level relaxes only the last sibling of a node (s = 1, o = 0 before it): acceptance spent on an early
-sibling is partly wasted on tokens that a later one would have accepted. `draft_logp=None` reads every child as a point
+sibling is partly wasted on tokens that a later one would have accepted. `draft_probs=None` reads every child as a point
 mass (q_k(x) = 1), for children that are a function of the prefix alone.
 
 mode="match" (shared noise): `choices_r = argmax(P_r / E)`; follow the child that equals it; emit the choice where none
@@ -43,7 +43,7 @@ class TreeTables:
         parents: [N] int64 scored row of each node's parent, 0 for the root.
         children: [N+1, W] int64 scored rows of each row's children in draw order, padded behind with -1.
         depth: [N+1] int64, 0 for the root.
-        internal: [N+1] int64, which row of `draft_logp` a row's children were drawn from, -1 for leaves.
+        internal: [N+1] int64, which row of `draft_probs` a row's children were drawn from, -1 for leaves.
         levels: depth of the deepest node; 0 reads it from `depth`, which syncs with the device once per topology.
     """
 
@@ -68,7 +68,7 @@ class TreeVerdict:
         path: [B, levels] int64 scored rows of the accepted nodes, -1 beyond them.
         drift: [B, levels] float32, 0 at untested levels.
         choices: [B, N+1] int64; None unless asked for or mode "match".
-        target_logp: [B, N+1, V] float32; None unless asked for.
+        target_probs: [B, N+1, V] float32; None unless asked for.
     """
 
     num_accepted: Tensor
@@ -76,7 +76,7 @@ class TreeVerdict:
     path: Tensor
     drift: Tensor
     choices: Tensor | None = None
-    target_logp: Tensor | None = None
+    target_probs: Tensor | None = None
 
 
 def verify_tree(
@@ -86,7 +86,7 @@ def verify_tree(
     tree: TreeTables,
     warp: Warp,
     *,
-    draft_logp: Tensor | None,
+    draft_probs: Tensor | None,
     seeds: Tensor,
     start: Tensor,
     scale: Tensor | None = None,
@@ -99,7 +99,7 @@ def verify_tree(
     uniforms: Tensor | None = None,
     mode: Mode = "ratio",
     need_choices: bool = False,
-    need_logp: bool = False,
+    need_probs: bool = False,
     impl: str | None = None,
 ) -> TreeVerdict:
     """Verifies one tree per row, without a host sync.
@@ -109,14 +109,14 @@ def verify_tree(
         tokens: [B, N] int64.
         depth_limit: [B] int64, levels of the row that count; 0 emits from the root.
         tree: the topology, shared by all rows.
-        warp, guidance, allowed: as in `kernels.sample.warp_logits`.
-        draft_logp: [B, P, V] float32, one row per internal node; None is point masses. Unused in mode "match".
+        warp, guidance, allowed: as in `kernels.sample.probabilities`.
+        draft_probs: [B, P, V] float32, one row per internal node; None is point masses. Unused in mode "match".
         seeds: [B] int64.
         start: [B] int64 absolute position of level-1 tokens. E of a row at depth d stands at position start + d,
             purpose TARGET; u of sibling k at level d (from 1) at position start + d - 1, purpose ACCEPT, sibling k.
         scale: [levels] float32 (last sibling only), [levels, W] (per sibling), or None for 1.
         offset: likewise, None for 0.
-        residual, mode, need_choices, need_logp, impl: as in `verify_chain`.
+        residual, mode, need_choices, need_probs, impl: as in `verify_chain`.
         forced: [B, N+1] int64, -1 where free.
         noise: [B, levels+1, V] float32 exponentials of the positions start + 0..levels; None computes what is needed.
         uniforms: [B, levels, W] float32; None computes them.
@@ -135,8 +135,8 @@ def verify_tree(
             f"tokens have shape {tuple(tokens.shape)}, target_logits {tuple(target_logits.shape)} and the tree "
             f"{tree.children.shape[0]} rows; give [B, N] tokens, [B, G, N+1, V] logits and a tree of N+1 rows."
         )
-    if draft_logp is not None and (draft_logp.dim() != 3 or draft_logp.shape[::2] != (batch, vocab)):
-        raise ValueError(f"draft_logp has shape {tuple(draft_logp.shape)}; give [{batch}, P, {vocab}] or None.")
+    if draft_probs is not None and (draft_probs.dim() != 3 or draft_probs.shape[::2] != (batch, vocab)):
+        raise ValueError(f"draft_probs has shape {tuple(draft_probs.shape)}; give [{batch}, P, {vocab}] or None.")
     for name, value in (("scale", scale), ("offset", offset)):
         if value is not None and value.shape not in ((tree.levels,), (tree.levels, width)):
             raise ValueError(
@@ -147,8 +147,8 @@ def verify_tree(
     if residual not in ("gstar", "band"):
         raise ValueError(f"residual={residual!r} is unknown; write 'gstar' or 'band'.")
     arguments = (
-        target_logits, tokens, depth_limit, tree, warp, draft_logp, seeds, start, scale, offset, residual, guidance,
-        allowed, forced, noise, uniforms, mode, need_choices, need_logp,
+        target_logits, tokens, depth_limit, tree, warp, draft_probs, seeds, start, scale, offset, residual, guidance,
+        allowed, forced, noise, uniforms, mode, need_choices, need_probs,
     )  # fmt: skip
     if choose("verify_tree", target_logits, impl) == "triton":
         from .triton import verify_tree as run

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..sample import Warp, sample, warp_logits
+from ..sample import Warp, probabilities, sample
 from ..sample.cases import make_logits
 from ..verify_chain import Mode, Residual
 from . import TreeTables, TreeVerdict, verify_tree
@@ -25,7 +25,7 @@ class Case:
     depth_limit: Tensor
     tree: TreeTables
     warp: Warp
-    draft_logp: Tensor | None
+    draft_probs: Tensor | None
     seeds: Tensor
     start: Tensor
     scale: Tensor | None = None
@@ -39,10 +39,10 @@ class Case:
     mode: Mode = "ratio"
 
 
-def run(case: Case, impl: str | None = None, need_choices: bool = False, need_logp: bool = False) -> TreeVerdict:
+def run(case: Case, impl: str | None = None, need_choices: bool = False, need_probs: bool = False) -> TreeVerdict:
     """Calls the operation on a case."""
     values = {name: value for name, value in vars(case).items() if name != "name"}
-    return verify_tree(**values, need_choices=need_choices, need_logp=need_logp, impl=impl)
+    return verify_tree(**values, need_choices=need_choices, need_probs=need_probs, impl=impl)
 
 
 def make_tree(parents: list[int], device: str = "cpu") -> TreeTables:
@@ -90,7 +90,7 @@ def cases(vocab: int, batch: int = 2, device: str = "cpu", seed: int = 0) -> lis
             for rank, kid in enumerate(tree.children[row].tolist()):
                 if kid > 0:
                     tokens[:, kid - 1] = drawn[:, int(tree.internal[row]), rank]
-        return tokens, warp_logits(logits, warp, impl="reference")
+        return tokens, probabilities(logits, warp, impl="reference")
 
     top = Warp(top_k=max(4, vocab // 2))
     tokens, draft = drafted(plain, 0.4, Warp())

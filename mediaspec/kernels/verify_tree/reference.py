@@ -30,7 +30,7 @@ def verify_tree(
     depth_limit: Tensor,
     tree: TreeTables,
     warp: Warp,
-    draft_logp: Tensor | None,
+    draft_probs: Tensor | None,
     seeds: Tensor,
     start: Tensor,
     scale: Tensor | None,
@@ -43,7 +43,7 @@ def verify_tree(
     uniforms: Tensor | None,
     mode: str,
     need_choices: bool,
-    need_logp: bool,
+    need_probs: bool,
 ) -> TreeVerdict:
     """See `mediaspec.kernels.verify_tree.verify_tree`."""
     batch = tokens.shape[0]
@@ -54,14 +54,14 @@ def verify_tree(
 
     full: Tensor | None = None
     choices: Tensor | None = None
-    if need_logp or need_choices or mode == "match":
+    if need_probs or need_choices or mode == "match":
         full = probabilities(target_logits, warp, guidance, allowed, forced)
     if mode == "match" or need_choices:
         assert full is not None
         if noise is None:
             noise = philox.exponential(seeds, start[:, None] + _arange(levels + 1, device), vocab, TARGET)
         choices = draw(full, noise[:, tree.depth])
-    target_logp = full.log() if full is not None and need_logp else None
+    target_probs = full if need_probs else None
 
     node = torch.zeros_like(depth_limit)
     active = torch.ones_like(depth_limit, dtype=torch.bool)
@@ -77,7 +77,7 @@ def verify_tree(
             steps.append(torch.where(active, node, -1))
         next_token = choices[every, node]
         drift = torch.zeros(batch, levels, device=device)
-        return _verdict(steps, next_token, drift, choices, target_logp)
+        return _verdict(steps, next_token, drift, choices, target_probs)
 
     def law(rows: Tensor) -> Tensor:
         if full is not None:
@@ -96,7 +96,7 @@ def verify_tree(
         kids = tree.children[node]
         active = active & (level < depth_limit)
         fixed = None if forced is None else forced[every, node]
-        q = None if draft_logp is None else draft_logp[every, tree.internal[node].clamp(min=0)].exp()
+        q = None if draft_probs is None else draft_probs[every, tree.internal[node].clamp(min=0)]
         taken = torch.zeros_like(active)
         child = node
         price = torch.zeros(batch, device=device)
@@ -155,13 +155,13 @@ def verify_tree(
         if noise is None
         else noise[every, depth]
     )
-    return _verdict(steps, draw(p, noise_row), torch.stack(prices, 1), choices, target_logp)
+    return _verdict(steps, draw(p, noise_row), torch.stack(prices, 1), choices, target_probs)
 
 
 def _verdict(
-    steps: list[Tensor], next_token: Tensor, drift: Tensor, choices: Tensor | None, target_logp: Tensor | None
+    steps: list[Tensor], next_token: Tensor, drift: Tensor, choices: Tensor | None, target_probs: Tensor | None
 ) -> TreeVerdict:
     faulty = (next_token < 0)[:, None]
     path = torch.stack(steps, 1).masked_fill(faulty, -1)
     drift = drift.masked_fill(faulty, 0.0)
-    return TreeVerdict((path >= 0).sum(1), next_token, path, drift, choices, target_logp)
+    return TreeVerdict((path >= 0).sum(1), next_token, path, drift, choices, target_probs)

@@ -26,7 +26,7 @@ SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 @triton.jit
 def _walk_kernel(
-    logits, stride_b, stride_g, stride_n, tokens, limits, children, depth, internal, draft_logp,
+    logits, stride_b, stride_g, stride_n, tokens, limits, children, depth, internal, draft_probs,
     guidance, allowed, forced, seeds, start, noise, uniforms, scales, offsets,
     accepted, emitted, path, drift,
     N, P, levels, width, V, temperature, top_k, top_p, ACCEPT_PURPOSE, TARGET_PURPOSE,
@@ -57,7 +57,7 @@ def _walk_kernel(
             q = p * 0.0
             if not POINT:
                 law = tl.maximum(tl.load(internal + node), 0)
-                q = tl.exp(tl.load(draft_logp + (b * P + law) * V + token, mask=token < V, other=float("-inf")))
+                q = tl.load(draft_probs + (b * P + law) * V + token, mask=token < V, other=0.0)
             for rank in range(width):
                 row = tl.load(children + node * width + rank)
                 after = tl.load(children + node * width + rank + 1, mask=rank + 1 < width, other=-1)
@@ -161,7 +161,7 @@ def verify_tree(
     depth_limit: Tensor,
     tree: TreeTables,
     warp: Warp,
-    draft_logp: Tensor | None,
+    draft_probs: Tensor | None,
     seeds: Tensor,
     start: Tensor,
     scale: Tensor | None,
@@ -174,7 +174,7 @@ def verify_tree(
     uniforms: Tensor | None,
     mode: str,
     need_choices: bool,
-    need_logp: bool,
+    need_probs: bool,
 ) -> TreeVerdict:
     """See `mediaspec.kernels.verify_tree.verify_tree`."""
     logits = rows.rows_in_place(target_logits)
@@ -189,30 +189,30 @@ def verify_tree(
     path = torch.empty(batch, levels, dtype=torch.int64, device=device)
 
     choices: Tensor | None = None
-    target_logp: Tensor | None = None
+    target_probs: Tensor | None = None
     if mode == "match" or need_choices:
         positions = start[:, None] + tree.depth
         stored = None if noise is None else noise[:, tree.depth]
-        drawn = rows.sample(logits, warp, seeds, positions, TARGET, guidance, allowed, forced, stored, 1, need_logp)
-        choices, target_logp = drawn.tokens.contiguous(), drawn.logp
-    elif need_logp:
-        target_logp = rows.warp_logits(logits, warp, guidance, allowed, forced)
+        drawn = rows.sample(logits, warp, seeds, positions, TARGET, guidance, allowed, forced, stored, 1, need_probs)
+        choices, target_probs = drawn.tokens.contiguous(), drawn.probs
+    elif need_probs:
+        target_probs = rows.probabilities(logits, warp, guidance, allowed, forced)
     if mode == "match":
         drift = torch.zeros(batch, levels, device=device)
         _follow_kernel[(batch,)](choices, tokens, limits, children, accepted, emitted, path, nodes, levels, width)
-        return TreeVerdict(accepted, emitted, path, drift, choices, target_logp)
+        return TreeVerdict(accepted, emitted, path, drift, choices, target_probs)
 
     drift = torch.empty(batch, levels, dtype=torch.float32, device=device)
     _walk_kernel[(batch,)](
         logits, logits.stride(0), logits.stride(1), logits.stride(2), tokens, limits, children,
-        tree.depth.contiguous(), tree.internal.contiguous(), dense(draft_logp, logits), dense(guidance, logits),
+        tree.depth.contiguous(), tree.internal.contiguous(), dense(draft_probs, logits), dense(guidance, logits),
         dense(allowed, logits), dense(forced, tokens), seeds, start, dense(noise, logits), dense(uniforms, drift),
         dense(scale, drift), dense(offset, drift), accepted, emitted, path, drift,
-        nodes, 0 if draft_logp is None else draft_logp.shape[1], levels, width, vocab,
+        nodes, 0 if draft_probs is None else draft_probs.shape[1], levels, width, vocab,
         warp.temperature, warp.top_k, warp.top_p, ACCEPT, TARGET,
         **rows.row_flags(warp, vocab, guidance, allowed, forced), **rows.launch_shape(vocab),
-        POINT=draft_logp is None, HAS_SCALE=scale is not None, SCALE_ALL=scale is not None and scale.dim() == 2,
+        POINT=draft_probs is None, HAS_SCALE=scale is not None, SCALE_ALL=scale is not None and scale.dim() == 2,
         HAS_OFFSET=offset is not None, OFFSET_ALL=offset is not None and offset.dim() == 2,
         BAND=residual == "band", STORED=noise is not None, STORED_U=uniforms is not None,
     )  # fmt: skip
-    return TreeVerdict(accepted, emitted, path, drift, choices, target_logp)
+    return TreeVerdict(accepted, emitted, path, drift, choices, target_probs)
