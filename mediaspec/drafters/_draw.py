@@ -61,7 +61,8 @@ class Numbers:
             positions = positions.expand(-1, count) if positions is not None else None
             noise = noise.expand(-1, count, -1) if noise is not None else None
             forced = forced.expand(-1, count) if forced is not None else None
-        drawn = sample(
+        # verification refuses a draft without a defined law (overflow in a half-precision head), so any id will do
+        return sample(
             logits,
             state.warp,
             seeds=state.rng.seeds,
@@ -73,9 +74,8 @@ class Numbers:
             noise=noise,
             width=width,
             need_probs=need_probs or state.draft_purpose != TARGET,
+            mark_undefined=False,
         )
-        # -1 marks an undefined law (overflow in a half-precision head): any id will do, verification refuses it
-        return Sampled(drawn.tokens.clamp_(min=0), drawn.probs)
 
 
 def joined_chain(state: DecodeState, drawn: list[Sampled]) -> Draft:

@@ -166,9 +166,9 @@ class AcceptanceRule(SchedulerMixin, ConfigMixin):
         """Decides one draft: kernels for coupled and linear rules, `core.verify` for the others."""
         ledger = "none" if self.lossless else (inputs.ledger or self.ledger)
         check_choice("ledger", ledger, LEDGERS)
-        inputs = replace(inputs, ledger=ledger)
         tree = inputs.draft.tree
         if not self.coupled and (ledger == "hellinger" or not self._linear):
+            inputs = replace(inputs, ledger=ledger)
             return verify_chain_by_mass(self, inputs) if tree is None else verify_tree_by_mass(self, inputs)
         return self._verify_chain(inputs) if tree is None else self._verify_tree(inputs)
 

@@ -24,8 +24,8 @@ KINDS = {
     "coloured": r"(?!.*(beside|small|mirrored|flat|fluent)).*background",
     "tinted": r"(?!.*(beside|small|mirrored)).*background",
 }
-"""Kinds of captions that training can boost: plain shaded, plain with a named style, shaded on a colour, any style on a
-colour."""
+"""Kinds of captions that training can boost: plain shaded, plain with a named style, shaded on a colour, any style on
+a colour."""
 
 
 class Examples:

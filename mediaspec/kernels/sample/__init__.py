@@ -116,6 +116,7 @@ def sample(
     noise: Tensor | None = None,
     width: int = 1,
     need_probs: bool = False,
+    mark_undefined: bool = True,
     impl: str | None = None,
 ) -> Sampled:
     """Draws argmax(p / E) with E ~ Exp(1) from the counter-based generator, which is a draw from p.
@@ -129,6 +130,7 @@ def sample(
         width: w > 1 returns the w best in order, which is w draws without replacement. With fewer than w admissible
             tokens the rest are tokens of zero mass.
         need_probs: also return the law.
+        mark_undefined: False gives some valid id instead of -1 where the law is undefined, and saves three operations.
         impl: see `mediaspec.kernels.backend`.
 
     Raises:
@@ -141,7 +143,8 @@ def sample(
         raise ValueError(
             f"width={width} is not allowed: write a number from 1 to the vocabulary size {logits.shape[-1]}."
         )
-    arguments = (logits, warp, seeds, positions, purpose, guidance, allowed, forced, noise, width, need_probs)
+    arguments = (logits, warp, seeds, positions, purpose, guidance, allowed, forced, noise, width, need_probs,
+                 mark_undefined)  # fmt: skip
     if choose("sample", logits, impl) == "triton":
         from .triton import sample as run
 

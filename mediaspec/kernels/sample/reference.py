@@ -94,6 +94,7 @@ def sample(
     noise: Tensor | None,
     width: int,
     need_probs: bool,
+    mark_undefined: bool,
 ) -> Sampled:
     """See `mediaspec.kernels.sample.sample`."""
     p = probabilities(logits, warp, guidance, allowed, forced)
@@ -101,7 +102,7 @@ def sample(
         assert positions is not None
         noise = philox.exponential(seeds, positions, p.shape[-1], purpose)
     if width == 1:
-        tokens = draw(p, noise)
+        tokens = draw(p, noise) if mark_undefined else (p / noise).argmax(-1)
     else:
         weights = p / noise
         if warp.temperature == 0:
@@ -109,4 +110,6 @@ def sample(
             rest = combine(logits, guidance, allowed).softmax(-1).nan_to_num(0.0)
             weights = torch.where(p > 0, float("inf"), rest) + (p - p)
         tokens = best(weights, width)
+        if not mark_undefined:
+            tokens.clamp_(min=0)
     return Sampled(tokens, p if need_probs else None)

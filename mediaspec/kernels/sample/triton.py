@@ -270,7 +270,10 @@ def sample(
     noise: Tensor | None,
     width: int,
     need_probs: bool,
+    mark_undefined: bool,
 ) -> Sampled:
     """See `mediaspec.kernels.sample.sample`."""
     tokens, probs = _run(logits, warp, seeds, positions, purpose, guidance, allowed, forced, noise, width, need_probs)
+    if not mark_undefined:
+        tokens.clamp_(min=0)
     return Sampled(tokens[..., 0] if width == 1 else tokens, probs)

@@ -94,7 +94,8 @@ def verify_chain(
 
     if uniforms is None:
         uniforms = philox.uniform(seeds, start[:, None] + _arange(length, device), ACCEPT)
-    pt = p[:, :length].gather(-1, tokens[..., None])[..., 0]
+    drafted = tokens[..., None]
+    pt = p[:, :length].gather(-1, drafted)[..., 0]
     bound = pt if scale is None else scale * pt
     if draft_probs is None:
         if offset is not None:
@@ -102,7 +103,7 @@ def verify_chain(
         ok = uniforms < bound
     else:
         q = draft_probs
-        qt = q.gather(-1, tokens[..., None])[..., 0]
+        qt = q.gather(-1, drafted)[..., 0]
         if offset is not None:
             bound = bound + offset * qt
         ok = uniforms * qt < bound

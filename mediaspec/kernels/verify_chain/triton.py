@@ -197,7 +197,9 @@ def verify_chain(
     target_probs: Tensor | None = None
     if mode == "match" or need_choices:
         positions = start[:, None] + torch.arange(length + 1, device=device)
-        drawn = rows.sample(logits, warp, seeds, positions, TARGET, guidance, allowed, forced, noise, 1, need_probs)
+        drawn = rows.sample(
+            logits, warp, seeds, positions, TARGET, guidance, allowed, forced, noise, 1, need_probs, True
+        )
         choices, target_probs = drawn.tokens, drawn.probs
     elif need_probs:
         target_probs = rows.probabilities(logits, warp, guidance, allowed, forced)

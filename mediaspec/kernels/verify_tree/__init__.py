@@ -13,8 +13,8 @@ mode="ratio" with sampled children (drawn from q without replacement, in draw or
     drift_d = sum over the children tried at level d of [a - p_k]_+
 
 A scale given per level relaxes only the last sibling of a node (s = 1, o = 0 before it): acceptance spent on an early
-sibling is partly wasted on tokens that a later one would have accepted. `draft_probs=None` reads every child as a point
-mass (q_k(x) = 1), for children that are a function of the prefix alone.
+sibling is partly wasted on tokens that a later one would have accepted. `draft_probs=None` reads every child as a
+point mass (q_k(x) = 1), for children that are a function of the prefix alone.
 
 mode="match" (shared noise): `choices_r = argmax(P_r / E)`; follow the child that equals it; emit the choice where none
 does.

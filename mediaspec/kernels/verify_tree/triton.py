@@ -193,7 +193,9 @@ def verify_tree(
     if mode == "match" or need_choices:
         positions = start[:, None] + tree.depth
         stored = None if noise is None else noise[:, tree.depth]
-        drawn = rows.sample(logits, warp, seeds, positions, TARGET, guidance, allowed, forced, stored, 1, need_probs)
+        drawn = rows.sample(
+            logits, warp, seeds, positions, TARGET, guidance, allowed, forced, stored, 1, need_probs, True
+        )
         choices, target_probs = drawn.tokens.contiguous(), drawn.probs
     elif need_probs:
         target_probs = rows.probabilities(logits, warp, guidance, allowed, forced)
