@@ -87,6 +87,13 @@ class KVStore:
         hidden[:, : padding.shape[1]] = padding
         self.hidden_slots = hidden
 
+    def reserve(self, capacity: int) -> None:
+        """Grows an empty store to at least `capacity` slots; what it holds is lost."""
+        if capacity > self.capacity:
+            layers, rows, heads, _, size = self.keys.shape
+            self.keys = self.keys.new_zeros(layers, rows, heads, capacity, size)
+            self.values = torch.zeros_like(self.keys)
+
     def plan(self, count: int, tree: TreeSpec | None = None) -> Slots:
         """Slots for the next `count` inputs of every row (for a tree, the root and its nodes in level order)."""
         longest = max(self.host_lengths)
