@@ -10,10 +10,24 @@ from ..core.types import Drafter
 from .eagle import EagleDrafter
 from .jacobi import JacobiDrafter
 from .model import ModelDrafter
+from .ngram import NgramDrafter
 
-__all__ = ["DRAFTERS", "EagleDrafter", "JacobiDrafter", "ModelDrafter", "make_drafter", "register_drafter"]
+__all__ = [
+    "DRAFTERS",
+    "EagleDrafter",
+    "JacobiDrafter",
+    "ModelDrafter",
+    "NgramDrafter",
+    "make_drafter",
+    "register_drafter",
+]
 
-DRAFTERS: dict[str, type] = {"eagle": EagleDrafter, "jacobi": JacobiDrafter, "model": ModelDrafter}
+DRAFTERS: dict[str, type] = {
+    "eagle": EagleDrafter,
+    "jacobi": JacobiDrafter,
+    "model": ModelDrafter,
+    "ngram": NgramDrafter,
+}
 
 
 def register_drafter(name: str, drafter: type) -> None:
@@ -32,7 +46,7 @@ def make_drafter(name: str, **settings: Any) -> Drafter:
     """A drafter by name with its constructor's settings.
 
     Args:
-        name: "eagle" (needs ``head=``), "model" (needs ``target=``), "jacobi", or a registered name.
+        name: "eagle" (needs ``head=``), "model" (needs ``target=``), "jacobi", "ngram", or a registered name.
         settings: what that drafter's constructor takes.
 
     Raises:
