@@ -29,7 +29,7 @@ from ..core.tree import TreeSpec
 from ..core.types import DecodeState, Draft, Target, TargetOutput, Verdict
 from ..kernels import philox
 from ..kernels.sample import draw
-from ._draw import draft_lengths
+from ._draw import draft_lengths, draft_steps
 
 __all__ = ["JacobiDrafter"]
 
@@ -46,6 +46,22 @@ class _Run:
     tokens: Tensor
     probs: Tensor | None
     passes: int
+
+
+@dataclass
+class _Seen:
+    """One scored pass, kept until the next proposal: by then the host knows how far the rows moved.
+
+    Args:
+        drafted: K, scored guesses per row.
+        scores: the target's choices [B, K+1] (coupled rule) or laws [B, K+1, V] at the scored positions.
+        lengths, host_lengths: committed tokens per row before the round.
+    """
+
+    drafted: int
+    scores: Tensor
+    lengths: Tensor
+    host_lengths: list[int]
 
 
 class JacobiDrafter(SchedulerMixin, ConfigMixin):
@@ -79,6 +95,7 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
                 raise ValueError(f"{name}={value!r} is not allowed: write one of {', '.join(map(repr, allowed))}")
         self.window, self.init, self.redraft = window, init, redraft
         self._run: _Run | None = None
+        self._seen: _Seen | None = None
 
     def check(self, target: Target) -> None:
         """Refuses init="above" where the target has no grid."""
@@ -92,21 +109,79 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
         tokens = state.tokens.new_zeros(state.rows, self.window)
         probs = None if coupled else tokens.new_zeros(*tokens.shape, state.target.vocab_size, dtype=torch.float32)
         fresh = torch.full_like(state.lengths, self.window)
-        self._run = self._fill(state, _Run(tokens, probs, 0), state.tokens, state.lengths, fresh, None)
+        self._run = self._fill(state, _Run(tokens, probs, 0), fresh, None)
+        self._seen = None
 
     def propose(self, state: DecodeState, budget: int, tree: TreeSpec | None = None) -> Draft:
         if tree is not None:
             raise ValueError("a Jacobi window is a chain; leave tree=None with this drafter")
-        run = self._live()
+        run = self._advance(state, self._live())
+        steps = draft_steps(state, budget)
+        lengths = draft_lengths(state, min(steps, self.window))
+        if steps <= self.window:
+            return Draft(run.tokens[:, :steps], lengths, run.probs[:, :steps] if run.probs is not None else None)
         # positions beyond the window repeat its last one and are cut off by the lengths
-        order = torch.arange(budget, device=run.tokens.device).clamp(max=self.window - 1)
+        order = torch.arange(steps, device=run.tokens.device).clamp(max=self.window - 1)
         probs = run.probs.index_select(1, order) if run.probs is not None else None
-        return Draft(run.tokens.index_select(1, order), draft_lengths(state, min(budget, self.window)), probs)
+        return Draft(run.tokens.index_select(1, order), lengths, probs)
 
     def observe(self, state: DecodeState, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
-        run = self._live()
-        count, passes = draft.tokens.shape[1], run.passes + 1
-        moved = verdict.num_accepted + 1
+        coupled = self._live().probs is None
+        scores = verdict.choices if coupled else verdict.target_probs
+        assert scores is not None, "this drafter needs the target's choices or laws at every scored position"
+        self._seen = _Seen(draft.tokens.shape[1], scores, state.lengths, list(state.host_lengths))
+
+    def select(self, rows: Tensor) -> None:
+        run, seen = self._live(), self._seen
+        probs = run.probs.index_select(0, rows) if run.probs is not None else None
+        self._run = _Run(run.tokens.index_select(0, rows), probs, run.passes)
+        if seen is not None:
+            kept = [seen.host_lengths[row] for row in rows.tolist()]
+            self._seen = _Seen(
+                seen.drafted, seen.scores.index_select(0, rows), seen.lengths.index_select(0, rows), kept
+            )
+
+    def _advance(self, state: DecodeState, run: _Run) -> _Run:
+        """The window of this round: what the last pass scored is drawn anew, the rest moves up, guesses fill up."""
+        seen, self._seen = self._seen, None
+        if seen is None:
+            return run
+        steps = [now - before for now, before in zip(state.host_lengths, seen.host_lengths, strict=True)]
+        shared = run.probs is None or self.redraft == "gumbel"
+        together = shared and self.init in ("left", "repeat") and 0 < min(steps) == max(steps)
+        if together and min(state.host_lengths) == max(state.host_lengths):
+            self._run = self._slide(state, run, seen, steps[0])
+        else:
+            self._run = self._move(state, run, seen)
+        return self._run
+
+    def _slide(self, state: DecodeState, run: _Run, seen: _Seen, moved: int) -> _Run:
+        """`_move` for rows that all moved alike: slices instead of gathers. Row i of the scores is offset i's law."""
+        scored = max(0, min(seen.drafted, self.window) + 1 - moved)
+        held = max(0, self.window - moved - scored)
+        new, old = slice(moved, moved + scored), slice(moved + scored, moved + scored + held)
+        laws: list[Tensor] = []
+        if run.probs is None:
+            drawn = seen.scores[:, new]
+        else:
+            noise = state.rng.noise_from(state.lengths, state.host_lengths, scored, state.draft_purpose)
+            laws = [seen.scores[:, new], run.probs[:, old]]
+            drawn = _draw(state, laws[0], self._positions(state, scored), state.draft_purpose, noise)
+        tokens = torch.cat([drawn, run.tokens[:, old]], 1)
+        fresh = self.window - scored - held
+        if fresh:
+            newest = state.tokens[:, state.host_lengths[0] - 1, None]
+            guess = tokens[:, -1:] if self.init == "left" and scored + held else newest
+            guess = guess.expand(-1, fresh)
+            tokens = torch.cat([tokens, guess], 1)
+            if run.probs is not None:
+                certain = run.probs.new_zeros(len(guess), fresh, run.probs.shape[2])
+                laws.append(certain.scatter_(2, guess[..., None], 1.0))
+        return _Run(tokens, torch.cat(laws, 1) if laws else None, run.passes + 1)
+
+    def _move(self, state: DecodeState, run: _Run, seen: _Seen) -> _Run:
+        count, passes = seen.drafted, run.passes + 1
+        moved = state.lengths - seen.lengths
         # the window's offset j is offset j + moved of the one just scored; row i of the scores is the law of offset i
         old = moved[:, None] + torch.arange(self.window, device=moved.device)
         scored, held = old <= min(count, self.window), old < self.window
@@ -114,26 +189,23 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
         tokens = run.tokens.gather(1, kept)
         probs = last = None
         if run.probs is None:
-            assert verdict.choices is not None, "a coupling rule must report the target's choices"
-            tokens = torch.where(scored, verdict.choices.gather(1, rows), tokens)
+            tokens = torch.where(scored, seen.scores.gather(1, rows), tokens)
         else:
-            assert verdict.target_probs is not None, "this drafter needs the target's law at every scored position"
             vocab = run.probs.shape[2]
-            laws = verdict.target_probs.gather(1, rows[..., None].expand(-1, -1, vocab))
+            laws = seen.scores.gather(1, rows[..., None].expand(-1, -1, vocab))
             before = run.probs.gather(1, kept[..., None].expand(-1, -1, vocab))
-            positions = (state.lengths[:, None] + old).clamp(max=state.target.num_tokens - 1)
-            drawn = self._redraw(state, positions, laws, tokens, before, held, passes)
+            drawn = self._redraw(state, self._positions(state, self.window), laws, tokens, before, held, passes)
             tokens = torch.where(scored, drawn, tokens)
             probs = torch.where(scored[..., None], laws, before)
-            last = verdict.target_probs[:, min(count, self.window)]
+            last = seen.scores[:, min(count, self.window)]
         fresh = self.window - (scored | held).sum(1)
-        run = _Run(tokens, probs, passes)
-        self._run = self._fill(state, run, _committed(state, draft, verdict), state.lengths + moved, fresh, last)
+        return self._fill(state, _Run(tokens, probs, passes), fresh, last)
 
-    def select(self, rows: Tensor) -> None:
-        run = self._live()
-        probs = run.probs.index_select(0, rows) if run.probs is not None else None
-        self._run = _Run(run.tokens.index_select(0, rows), probs, run.passes)
+    @staticmethod
+    def _positions(state: DecodeState, count: int) -> Tensor:
+        """[B, count] absolute positions of the window's first offsets."""
+        order = torch.arange(count, device=state.lengths.device)
+        return (state.lengths[:, None] + order).clamp(max=state.target.num_tokens - 1)
 
     def _live(self) -> _Run:
         if self._run is None:
@@ -168,17 +240,12 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
         drawn = _draw(state, torch.where(usable, residual, laws), positions, purpose, None)
         return torch.where(keep, tokens, drawn)
 
-    def _fill(
-        self, state: DecodeState, run: _Run, known: Tensor, start: Tensor, fresh: Tensor, last: Tensor | None
-    ) -> _Run:
-        """Puts guesses into the last `fresh` [B] positions of the window at `start` [B].
-
-        `known` [B, T'] holds all committed tokens, `last` [B, V] the law of the last verified position.
-        """
-        order = torch.arange(self.window, device=start.device)
+    def _fill(self, state: DecodeState, run: _Run, fresh: Tensor, last: Tensor | None) -> _Run:
+        """Puts guesses into the last `fresh` [B] positions of the window; `last` [B, V]: the last verified law."""
+        order = torch.arange(self.window, device=fresh.device)
         entering = order >= (self.window - fresh)[:, None]
         vocab, law = state.target.vocab_size, None
-        positions = (start[:, None] + order).clamp(max=state.target.num_tokens - 1)
+        positions = self._positions(state, self.window)
         if self.init == "sample" and last is not None:
             law = last[:, None].expand(-1, self.window, -1)
             noise = state.rng.noise(positions, state.draft_purpose)
@@ -187,15 +254,16 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
             uniform = state.rng.uniform(positions, state.draft_purpose)
             tokens, law = _uniform_draw(uniform, state.allowed, vocab)
         else:
-            tokens = self._neighbours(state, run.tokens, known, start, fresh)
+            tokens = self._neighbours(state, run.tokens, fresh)
         probs = run.probs
         if probs is not None:
             law = point_mass(tokens, vocab) if law is None else law
             probs = torch.where(entering[..., None], law, probs)
         return _Run(torch.where(entering, tokens, run.tokens), probs, run.passes)
 
-    def _neighbours(self, state: DecodeState, tokens: Tensor, known: Tensor, start: Tensor, fresh: Tensor) -> Tensor:
+    def _neighbours(self, state: DecodeState, tokens: Tensor, fresh: Tensor) -> Tensor:
         """[B, W] copies of earlier tokens, committed or in the window; the newest one where there is none above."""
+        known, start = state.tokens, state.lengths
         newest = known.gather(1, (start - 1)[:, None].clamp(min=0, max=known.shape[1] - 1))
         if self.init == "repeat":
             return newest.expand(-1, self.window)
@@ -226,11 +294,3 @@ def _uniform_draw(uniform: Tensor, allowed: Tensor | None, vocab: int) -> tuple[
     upto = allowed.cumsum(0)
     rank = torch.minimum((uniform * upto[-1]).long(), upto[-1] - 1)
     return torch.searchsorted(upto, rank, right=True), allowed / upto[-1]
-
-
-def _committed(state: DecodeState, draft: Draft, verdict: Verdict) -> Tensor:
-    """[B, T'] the tokens of every row with this round's in place; what lies behind them is undefined."""
-    emitted = torch.cat([draft.tokens, verdict.next_token[:, None]], 1)
-    emitted = emitted.scatter(1, verdict.num_accepted[:, None], verdict.next_token[:, None])
-    where = state.lengths[:, None] + torch.arange(emitted.shape[1], device=emitted.device)
-    return state.tokens.scatter(1, where, emitted)

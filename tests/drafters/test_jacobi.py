@@ -92,6 +92,27 @@ def test_budget_and_window_may_differ(budget):
     assert got.stats.target_calls < plain.stats.target_calls
 
 
+class GatheringDrafter(JacobiDrafter):
+    """Moves windows by the general path even where all rows moved alike."""
+
+    def _slide(self, state, run, seen, moved):
+        return self._move(state, run, seen)
+
+
+@pytest.mark.parametrize("rule", [ExactRule(), CoupledRule()], ids=["laws", "choices"])
+@pytest.mark.parametrize("init", ["left", "repeat"])
+@pytest.mark.parametrize("window, budget", [(4, 4), (6, 3), (3, 5)])
+def test_sliding_and_gathering_give_the_same_windows(rule, init, window, budget):
+    target, seeds = ToyTarget(vocab_size=11, num_tokens=25), torch.tensor([5])
+    runs = [
+        Engine(target, rule, kind(window=window, init=init)).decode(None, seeds, num_draft_tokens=budget)
+        for kind in (JacobiDrafter, GatheringDrafter)
+    ]
+    assert torch.equal(runs[0].tokens, runs[1].tokens)
+    assert runs[0].stats.accepted_per_position == runs[1].stats.accepted_per_position
+    assert 0 < sum(runs[0].stats.accepted_per_position)
+
+
 def test_forced_tokens_of_a_grammar():
     grammar = GridGrammar(3, 3, end_of_row=6, end_of_image=7, first_id=0, last_id=5, vocab_size=8)
     target = ToyTarget(vocab_size=8, num_tokens=grammar.num_tokens, grid=None)

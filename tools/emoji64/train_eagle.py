@@ -11,7 +11,6 @@ read the head's own predictions, as drafting does.
 from __future__ import annotations
 
 import argparse
-import copy
 import sys
 import time
 from pathlib import Path
@@ -28,10 +27,11 @@ from captions import MAX_LENGTH  # noqa: E402
 from common import Log, agree, average_gradients, save_checkpoint, schedule, start_workers  # noqa: E402
 from examples import Examples  # noqa: E402
 from muon import Muon  # noqa: E402
-from nets import Trainer, draw_tokens  # noqa: E402
+from nets import Trainer  # noqa: E402
 
 from mediaspec.models.eagle import EagleHead, EagleHeadConfig, guided_hidden  # noqa: E402
 from mediaspec.models.llamagen.gpt import LlamaGenGPT  # noqa: E402
+from mediaspec.targets.llamagen import LlamaGenTarget, TextCondition  # noqa: E402
 
 DEPTH_WEIGHTS = (1.0, 0.8, 0.6)
 REGRESSION = 0.1
@@ -117,28 +117,39 @@ def losses(head: EagleHead, target: Target, tokens: Tensor, hidden: Tensor, step
     return total, torch.stack(accepted)
 
 
-def draw_own(target: Target, examples: Examples, indices: Tensor, seed: int, batch: int = 64) -> Tensor:
-    """Codes [M, 256] that the target itself writes for the captions of some examples, at the trained guidance."""
+def draw_own(target: Target, examples: Examples, indices: Tensor, seed: int, batch: int = 32) -> tuple[Tensor, Tensor]:
+    """What the target itself writes for the captions of some examples, at the trained guidance.
+
+    Returns:
+        Codes [M, 256] and the hidden states that predicted them [M, 2, 256, D] bf16.
+    """
     generator = torch.Generator().manual_seed(seed)
-    half = copy.deepcopy(target.gpt).bfloat16()
-    drawn = []
-    for part in indices.split(batch):
-        _, ids, mask = examples.batch(part, generator)
+    fast = LlamaGenTarget(target.gpt)
+    length, width = fast.num_tokens, fast.hidden_size
+    tokens = torch.empty(len(indices), length, dtype=torch.long)
+    hidden = torch.empty(len(indices), 2, length, width, dtype=torch.bfloat16)
+    for part in torch.arange(len(indices)).split(batch):
+        _, ids, mask = examples.batch(indices[part], generator)
         with torch.no_grad():
             feats = target.net.features(ids, mask)
-        drawn.append(draw_tokens(half, feats, mask, target.scale, 1.0, generator))
-    return torch.cat(drawn)
+        cache = fast.new_cache(2 * len(part), 1)
+        out = fast.prefill(TextCondition.build(feats, mask, guided=True), cache)
+        for at in range(length):
+            assert out.hidden is not None
+            hidden[part, :, at] = out.hidden.view(-1, 2, width).bfloat16()
+            token = target.combine(out.logits)[:, 0].softmax(-1).multinomial(1, generator=generator)
+            tokens[part, at] = token[:, 0]
+            out = fast.score(token.repeat_interleave(2, 0), cache)
+            cache.advance(torch.ones_like(cache.lengths), [1] * cache.rows)
+    return tokens, hidden
 
 
-def collect(
-    target: Target, examples: Examples, indices: Tensor, own: Tensor | None = None, batch: int = 8
-) -> tuple[Tensor, Tensor]:
-    """Tokens [M, 256] and hidden states [M, 2, 256, D] bf16 of some examples, or of `own` codes for their captions."""
+def collect(target: Target, examples: Examples, indices: Tensor, batch: int = 8) -> tuple[Tensor, Tensor]:
+    """Tokens [M, 256] and hidden states [M, 2, 256, D] bf16 of some examples."""
     generator = torch.Generator().manual_seed(0)
     tokens, hidden = [], []
     for start in range(0, len(indices), batch):
         t, ids, mask = examples.batch(indices[start : start + batch], generator)
-        t = t if own is None else own[start : start + batch]
         tokens.append(t)
         hidden.append(target.hidden(t, ids, mask).unflatten(0, (-1, 2)))
     return torch.cat(tokens), torch.cat(hidden)
@@ -148,12 +159,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("emoji64-run"))
     parser.add_argument("--minutes", type=float, default=12.0, help="training time after the features are cached")
-    parser.add_argument("--examples", type=int, default=3000, help="pictures whose hidden states are cached")
-    parser.add_argument("--drawn", type=int, default=512, help="pictures of the target's own that are added to them")
-    parser.add_argument(
-        "--plain-share", type=float, default=0.4, help="share of plain shaded pictures, all of them kept"
-    )
-    parser.add_argument("--guidance", type=float, default=3.0)
+    parser.add_argument("--drawn", type=int, default=4096, help="pictures of the target's own to learn from")
+    parser.add_argument("--tinted", type=float, default=0.5, help="share of captions with a background among them")
+    parser.add_argument("--plain-share", type=float, default=0.1, help="share of plain shaded pictures as rendered")
+    parser.add_argument("--intermediate", type=int, default=768, help="width of the head's feed-forward layer")
+    parser.add_argument("--guidance", type=float, default=1.5)
     parser.add_argument(
         "--guided", action="store_true", help="one row per picture: the head reads combined hidden states"
     )
@@ -177,29 +187,24 @@ def main() -> None:
     if args.resume and features.exists():
         tokens, hidden, *held = torch.load(features, weights_only=True)
     else:
-        mine, some = torch.arange(rank, args.examples, world), torch.arange(48)
-        tokens, hidden = collect(target, train_set, mine)
-        log(event="read", seconds=time.time() - began, pictures=args.examples)
-        own = None
-        if args.drawn:
-            mine = torch.arange(rank, args.drawn, world)
-            more = collect(target, train_set, mine, draw_own(target, train_set, mine, args.seed + 10 + rank))
-            tokens, hidden = torch.cat([tokens, more[0]]), torch.cat([hidden, more[1]])
-            log(event="drawn", seconds=time.time() - began, pictures=args.drawn)
-            own = draw_own(target, sets["held_out"], some, 99)
-        held = list(collect(target, sets["held_out"], some, own))
+        pick = torch.Generator().manual_seed(args.seed + 10 + rank)
+        mine = torch.randint(len(train_set.picture), (args.drawn // world,), generator=pick)
+        tinted = train_set.pool("tinted")
+        mine = torch.where(torch.rand(len(mine), generator=pick) < args.tinted, tinted[mine % len(tinted)], mine)
+        held = list(draw_own(target, sets["held_out"], torch.arange(48), 99))
+        tokens, hidden = draw_own(target, train_set, mine, args.seed + 10 + rank)
         save_checkpoint(features, [tokens, hidden, *held])
     plain = train_set.distinct("unsaid") if args.plain_share else torch.empty(0, dtype=torch.long)
     plain_tokens, plain_hidden = collect(target, train_set, plain[rank::world]) if len(plain) else (tokens, hidden)
     guided = guided_hidden(held[1].flatten(0, 1), torch.full((len(held[0]),), args.guidance))
     unit = float((guided if args.guided else held[1]).float().pow(2).mean().sqrt())
-    log(event="cached", seconds=time.time() - began, examples=args.examples, hidden_scale=unit)
+    log(event="cached", seconds=time.time() - began, drawn=args.drawn, hidden_scale=unit)
 
     c = target.gpt.config
     head = EagleHead(
         EagleHeadConfig(
             hidden_size=c.dim, vocab_size=c.vocab_size, num_attention_heads=c.n_head, grid=(c.grid, c.grid),
-            hidden_scale=unit, guided=args.guided,
+            hidden_scale=unit, guided=args.guided, intermediate_size=args.intermediate,
         )
     )  # fmt: skip
     matrices = [p for p in head.parameters() if p.dim() == 2]
