@@ -165,34 +165,35 @@ class Engine:
         recorder = Recorder(batch, horizon, nodes if tree is None else tree.max_depth, device, trace)
         ledger = Ledger(batch, device, getattr(self.rule, "ledger", "tv"))
 
-        with clock("prefill"):
-            cache, output = self._prefill(condition, copies, batch, branches, nodes + 1)
-            rng = RowRng(seeds, vocab_size=target.vocab_size, horizon=horizon)
-            coupled = bool(getattr(self.rule, "coupled", False))
-            state = DecodeState(
-                tokens=torch.zeros(batch, horizon + nodes + 1, dtype=torch.int64, device=device),
-                lengths=torch.zeros(batch, dtype=torch.int64, device=device),
-                branches=branches,
-                warp=warp if warp is not None else Warp(),
-                guidance=guidance,
-                rng=rng,
-                draft_purpose=purposes.TARGET if coupled else purposes.DRAFT,
-                target=target,
-                host_lengths=[0] * batch,
-                allowed=self.grammar.allowed(device) if self.grammar is not None else None,
-                condition=condition,
-                copies=copies,
-            )
-            active = list(range(batch))
-            self._force(state, 0)
-            first = self._draw(state, split_branches(output.logits, branches))
-            recorder.prefill(state.forced)
-            state.tokens[:, 0] = first
-            state.lengths = state.lengths + 1
-            self._sync(state, cache, first, active)
-            drafter = self.drafter if budget else None
-            if drafter is not None and horizon > 1:
-                drafter.begin(state, output, nodes + 1)
+        clock.phase("prefill")
+        cache, output = self._prefill(condition, copies, batch, branches, nodes + 1)
+        rng = RowRng(seeds, vocab_size=target.vocab_size, horizon=horizon)
+        coupled = bool(getattr(self.rule, "coupled", False))
+        state = DecodeState(
+            tokens=torch.zeros(batch, horizon + nodes + 1, dtype=torch.int64, device=device),
+            lengths=torch.zeros(batch, dtype=torch.int64, device=device),
+            branches=branches,
+            warp=warp if warp is not None else Warp(),
+            guidance=guidance,
+            rng=rng,
+            draft_purpose=purposes.TARGET if coupled else purposes.DRAFT,
+            target=target,
+            host_lengths=[0] * batch,
+            allowed=self.grammar.allowed(device) if self.grammar is not None else None,
+            condition=condition,
+            copies=copies,
+        )
+        active = list(range(batch))
+        self._force(state, 0)
+        first = self._draw(state, split_branches(output.logits, branches))
+        recorder.prefill(state.forced)
+        state.tokens[:, 0] = first
+        state.lengths = state.lengths + 1
+        self._sync(state, cache, first, active)
+        drafter = self.drafter if budget else None
+        if drafter is not None and horizon > 1:
+            drafter.begin(state, output, nodes + 1)
+        clock.phase(None)
         index = 0
         go_on = yield self._report(index, active, recorder, state, None)
         while go_on is not False:
@@ -223,43 +224,44 @@ class Engine:
         """One draft-score-verify-commit round for the live rows."""
         self._force(state, budget)
         if drafter is None:
-            with clock("target"):
-                inputs = expand_rows(state.last_token[:, None], state.branches)
-                output = self.target.score(inputs, cache)
-            with clock("verify"):
-                draft = None
-                nothing = torch.zeros_like(state.lengths)
-                drawn = self._draw(state, split_branches(output.logits, state.branches))
-                verdict = Verdict(nothing, drawn, state.tokens.new_zeros((state.rows, 0), dtype=torch.float32))
+            clock.phase("target")
+            inputs = expand_rows(state.last_token[:, None], state.branches)
+            output = self.target.score(inputs, cache)
+            clock.phase("verify")
+            draft = None
+            nothing = torch.zeros_like(state.lengths)
+            drawn = self._draw(state, split_branches(output.logits, state.branches))
+            verdict = Verdict(nothing, drawn, state.tokens.new_zeros((state.rows, 0), dtype=torch.float32))
         else:
-            with clock("draft"):
-                draft = drafter.propose(state, budget, tree)
-                draft = self._limit(state, draft)
-            with clock("target"):
-                inputs = expand_rows(torch.cat([state.last_token[:, None], draft.tokens], 1), state.branches)
-                output = self.target.score(inputs, cache, tree)
-            with clock("verify"):
-                verdict = self.rule.verify(self._inputs(state, draft, output, drafter))
-            with clock("draft"):
-                drafter.observe(state, draft, verdict, output)
-        with clock("commit"):
-            counts = verdict.num_accepted + 1
-            if max(state.host_lengths) >= self.target.num_tokens:  # finished rows that have not left yet
-                counts = torch.where(state.lengths < self.target.num_tokens, counts, 0)
-            self._write(state, draft, verdict)
-            recorder.add(state, draft, verdict, counts, index)
-            if draft is not None:
-                ledger.add(verdict)
-            rows = expand_rows(counts[:, None], state.branches)[:, 0]
-            if tree is None or verdict.path is None:
-                cache.lengths = cache.lengths + rows
-            else:
-                root = torch.zeros_like(verdict.path[:, :1])
-                path = torch.cat([root, verdict.path.clamp(min=0)], 1)
-                cache.commit(path if state.branches == 1 else path.repeat_interleave(state.branches, 0), rows)
-            state.lengths = state.lengths + counts
-            grown, drafted = self._sync(state, cache, verdict.next_token, active, draft)
-            recorder.count(grown, drafted)
+            clock.phase("draft")
+            draft = drafter.propose(state, budget, tree)
+            draft = self._limit(state, draft)
+            clock.phase("target")
+            inputs = expand_rows(torch.cat([state.last_token[:, None], draft.tokens], 1), state.branches)
+            output = self.target.score(inputs, cache, tree)
+            clock.phase("verify")
+            verdict = self.rule.verify(self._inputs(state, draft, output, drafter))
+            clock.phase("draft")
+            drafter.observe(state, draft, verdict, output)
+        clock.phase("commit")
+        counts = verdict.num_accepted + 1
+        if max(state.host_lengths) >= self.target.num_tokens:  # finished rows that have not left yet
+            counts = torch.where(state.lengths < self.target.num_tokens, counts, 0)
+        self._write(state, draft, verdict)
+        recorder.add(state, draft, verdict, counts, index)
+        if draft is not None:
+            ledger.add(verdict)
+        rows = expand_rows(counts[:, None], state.branches)[:, 0]
+        if tree is None or verdict.path is None:
+            cache.lengths = cache.lengths + rows
+        else:
+            root = torch.zeros_like(verdict.path[:, :1])
+            path = torch.cat([root, verdict.path.clamp(min=0)], 1)
+            cache.commit(path if state.branches == 1 else path.repeat_interleave(state.branches, 0), rows)
+        state.lengths = state.lengths + counts
+        grown, drafted = self._sync(state, cache, verdict.next_token, active, draft)
+        recorder.count(grown, drafted)
+        clock.phase(None)
         return verdict
 
     def _prefill(

@@ -27,6 +27,12 @@ def _arange(count: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device)
 
 
+@functools.lru_cache(maxsize=64)
+def _zeros(rows: int, count: int, device: torch.device) -> Tensor:
+    """Drift that nobody writes to."""
+    return torch.zeros(rows, count, device=device)
+
+
 def band_residual(p: Tensor, accepted: Tensor) -> Tensor:
     """[..., V] residual weights [c p - a]_+ with c in (0, 1] fixed by their sum being 1 - sum(a).
 
@@ -90,7 +96,7 @@ def verify_chain(
         n = _count(choices[:, :length] == tokens, lengths)
         next_token = choices[every, n]
         n = n.masked_fill(next_token < 0, 0)
-        return ChainVerdict(n, next_token, p.new_zeros(batch, length), choices, target_probs)
+        return ChainVerdict(n, next_token, _zeros(batch, length, device), choices, target_probs)
 
     if uniforms is None:
         uniforms = philox.uniform(seeds, start[:, None] + _arange(length, device), ACCEPT)
@@ -142,7 +148,7 @@ def verify_chain(
 
     faulty = next_token < 0
     if excess is None:
-        drift = p.new_zeros(batch, length)
+        drift = _zeros(batch, length, device)
     else:
         last = torch.minimum(n, lengths - 1).masked_fill(faulty, -1)
         tested = _arange(length, device) <= last[:, None]
