@@ -16,7 +16,9 @@ from torch import Tensor
 from ..kernels.sample import sample
 from . import rng as purposes
 from .clock import Clock
+from .ending import Ending, Ends
 from .grammar import Grammar
+from .greedy import GreedyRng
 from .guidance import expand_index, expand_rows, split_branches
 from .kv import KVStore
 from .ledger import Ledger
@@ -27,7 +29,11 @@ from .tree import TreeSpec
 from .types import DecodeState, Draft, Drafter, Target, TargetOutput, Verdict, Warp
 from .verify import Rule, VerifyInputs
 
-__all__ = ["DecodingError", "Engine", "Round"]
+__all__ = ["DecodingError", "Engine", "Process", "Round"]
+
+Process = Callable[[DecodeState, Tensor, Draft | None, list[int]], Tensor]
+"""Logits [B, 1, N, V] of the scored positions (of a draft, or None) and the rows' original indices -> logits changed
+by the text before each position, of the same shape."""
 
 
 class DecodingError(ValueError):
@@ -90,6 +96,8 @@ class Engine:
         copies: Tensor | None = None,
         tree: TreeSpec | None = None,
         trace: bool = False,
+        process: Process | None = None,
+        ending: Ending | None = None,
         on_round: Callable[[Round], bool | None] | None = None,
     ) -> DecodeResult:
         """Decodes a batch to the end.
@@ -103,6 +111,8 @@ class Engine:
             copies: [B] int64, the prompt of every row (fork after one prefill); None: row b has prompt b.
             tree: a draft tree; its depth replaces K.
             trace: record how every token came about.
+            process: changes the target's logits by what was written before (penalties, masks); one branch only.
+            ending: where rows stop before the horizon; None: nowhere.
             on_round: called after every round; returning False stops the run with what is committed.
 
         Returns:
@@ -117,6 +127,8 @@ class Engine:
             copies=copies,
             tree=tree,
             trace=trace,
+            process=process,
+            ending=ending,
         )
         go_on: bool | None = None
         while True:
@@ -139,6 +151,8 @@ class Engine:
         copies: Tensor | None = None,
         tree: TreeSpec | None = None,
         trace: bool = False,
+        process: Process | None = None,
+        ending: Ending | None = None,
     ) -> Generator[Round, bool | None, DecodeResult]:
         """The loop as a generator of `Round`; sending False ends it early. Arguments as in `decode`.
 
@@ -161,19 +175,28 @@ class Engine:
         if guidance_scale is not None:
             guidance = torch.as_tensor(guidance_scale, dtype=torch.float32, device=device).expand(batch).contiguous()
         branches = 1 if guidance is None else 2
+        if process is not None and guidance is not None:
+            raise ValueError("process acts on one branch of logits; leave guidance_scale out")
+        warp = warp if warp is not None else Warp()
         clock = Clock(device)
         recorder = Recorder(batch, horizon, nodes if tree is None else tree.max_depth, device, trace)
         ledger = Ledger(batch, device, getattr(self.rule, "ledger", "tv"))
 
         clock.phase("prefill")
         cache, output = self._prefill(condition, copies, batch, branches, nodes + 1)
-        rng = RowRng(seeds, vocab_size=target.vocab_size, horizon=horizon)
+        ends = Ends(ending, batch, horizon, device)
+        if warp.temperature == 0:
+            rng: RowRng = GreedyRng(seeds, vocab_size=target.vocab_size, horizon=horizon)
+        elif ending is None:
+            rng = RowRng(seeds, vocab_size=target.vocab_size, horizon=horizon)
+        else:  # a row may stop early, and the tables of a large vocabulary cost more than a text uses of them
+            rng = RowRng(seeds, vocab_size=target.vocab_size, horizon=horizon, budget_bytes=0)
         coupled = bool(getattr(self.rule, "coupled", False))
         state = DecodeState(
             tokens=torch.zeros(batch, horizon + nodes + 1, dtype=torch.int64, device=device),
             lengths=torch.zeros(batch, dtype=torch.int64, device=device),
             branches=branches,
-            warp=warp if warp is not None else Warp(),
+            warp=warp,
             guidance=guidance,
             rng=rng,
             draft_purpose=purposes.TARGET if coupled else purposes.DRAFT,
@@ -185,11 +208,11 @@ class Engine:
         )
         active = list(range(batch))
         self._force(state, 0)
-        first = self._draw(state, split_branches(output.logits, branches))
+        first = self._draw(state, self._logits(state, output, None, process, active))
         recorder.prefill(state.forced)
         state.tokens[:, 0] = first
-        state.lengths = state.lengths + 1
-        self._sync(state, cache, first, active)
+        state.lengths = state.lengths + ends.cut(state, torch.ones_like(state.lengths), 1, active)
+        self._sync(state, cache, first, active, ends)
         drafter = self.drafter if budget else None
         if drafter is not None and horizon > 1:
             drafter.begin(state, output, nodes + 1)
@@ -197,12 +220,14 @@ class Engine:
         index = 0
         go_on = yield self._report(index, active, recorder, state, None)
         while go_on is not False:
-            if self._worth_compacting(state, horizon):
-                active = self._drop_finished(state, cache, drafter, recorder, ledger, active, horizon)
+            if self._worth_compacting(state, ends):
+                active = self._drop_finished(state, cache, drafter, recorder, ledger, active, ends)
                 if not active:
                     break
             index += 1
-            verdict = self._round(state, cache, drafter, budget, tree, clock, recorder, ledger, active, index)
+            verdict = self._round(
+                state, cache, drafter, budget, tree, clock, recorder, ledger, active, index, ends, process
+            )
             go_on = yield self._report(index, active, recorder, state, verdict)
         recorder.store(state, active)
         ledger.store(active)
@@ -220,6 +245,8 @@ class Engine:
         ledger: Ledger,
         active: list[int],
         index: int,
+        ends: Ends,
+        process: Process | None,
     ) -> Verdict:
         """One draft-score-verify-commit round for the live rows."""
         self._force(state, budget)
@@ -230,24 +257,25 @@ class Engine:
             clock.phase("verify")
             draft = None
             nothing = torch.zeros_like(state.lengths)
-            drawn = self._draw(state, split_branches(output.logits, state.branches))
+            drawn = self._draw(state, self._logits(state, output, None, process, active))
             verdict = Verdict(nothing, drawn, state.tokens.new_zeros((state.rows, 0), dtype=torch.float32))
         else:
             clock.phase("draft")
             draft = drafter.propose(state, budget, tree)
-            draft = self._limit(state, draft)
+            draft = self._limit(state, draft, ends)
             clock.phase("target")
             inputs = expand_rows(torch.cat([state.last_token[:, None], draft.tokens], 1), state.branches)
             output = self.target.score(inputs, cache, tree)
             clock.phase("verify")
-            verdict = self.rule.verify(self._inputs(state, draft, output, drafter))
+            logits = self._logits(state, output, draft, process, active)
+            verdict = self.rule.verify(self._inputs(state, draft, logits, drafter))
             clock.phase("draft")
             drafter.observe(state, draft, verdict, output)
         clock.phase("commit")
-        counts = verdict.num_accepted + 1
-        if max(state.host_lengths) >= self.target.num_tokens:  # finished rows that have not left yet
-            counts = torch.where(state.lengths < self.target.num_tokens, counts, 0)
+        counts = ends.open(state, verdict.num_accepted + 1)
         self._write(state, draft, verdict)
+        depth = 0 if draft is None else draft.tokens.shape[1] if tree is None else tree.max_depth
+        counts = ends.cut(state, counts, depth + 1, active)
         recorder.add(state, draft, verdict, counts, index)
         if draft is not None:
             ledger.add(verdict)
@@ -259,7 +287,7 @@ class Engine:
             path = torch.cat([root, verdict.path.clamp(min=0)], 1)
             cache.commit(path if state.branches == 1 else path.repeat_interleave(state.branches, 0), rows)
         state.lengths = state.lengths + counts
-        grown, drafted = self._sync(state, cache, verdict.next_token, active, draft)
+        grown, drafted = self._sync(state, cache, verdict.next_token, active, ends, draft)
         recorder.count(grown, drafted)
         clock.phase(None)
         return verdict
@@ -311,12 +339,19 @@ class Engine:
             noise=noise,
         ).tokens[:, 0]
 
-    def _limit(self, state: DecodeState, draft: Draft) -> Draft:
-        """Cuts a draft at the end of the image (the last token is always the target's draw) and sets forced tokens."""
-        if state.forced is None and max(state.host_lengths) + draft.tokens.shape[1] < self.target.num_tokens:
+    @staticmethod
+    def _logits(
+        state: DecodeState, output: TargetOutput, draft: Draft | None, process: Process | None, active: list[int]
+    ) -> Tensor:
+        """[B, G, N, V] as the law is made from them."""
+        logits = split_branches(output.logits, state.branches)
+        return logits if process is None else process(state, logits, draft, active)
+
+    def _limit(self, state: DecodeState, draft: Draft, ends: Ends) -> Draft:
+        """Cuts a draft at the end of its row (the last token is always the target's draw) and sets forced tokens."""
+        if state.forced is None and max(state.host_lengths) + draft.tokens.shape[1] < min(ends.host):
             return draft
-        room = (self.target.num_tokens - 1 - state.lengths).clamp(min=0)
-        lengths = torch.minimum(draft.lengths, room)
+        lengths = torch.minimum(draft.lengths, ends.room(state.lengths))
         tokens = draft.tokens
         if state.forced is not None:
             depth = draft.tree.depth_tensor(tokens.device)[1:] - 1 if draft.tree is not None else None
@@ -324,9 +359,10 @@ class Engine:
             tokens = torch.where(forced >= 0, forced, tokens)
         return replace(draft, tokens=tokens, lengths=lengths)
 
-    def _inputs(self, state: DecodeState, draft: Draft, output: TargetOutput, drafter: Drafter) -> VerifyInputs:
+    @staticmethod
+    def _inputs(state: DecodeState, draft: Draft, logits: Tensor, drafter: Drafter) -> VerifyInputs:
         return VerifyInputs(
-            target_logits=split_branches(output.logits, state.branches),
+            target_logits=logits,
             draft=draft,
             warp=state.warp,
             guidance=state.guidance,
@@ -360,11 +396,21 @@ class Engine:
         return value.tolist()
 
     def _sync(
-        self, state: DecodeState, cache: KVStore, drawn: Tensor, active: list[int], draft: Draft | None = None
+        self,
+        state: DecodeState,
+        cache: KVStore,
+        drawn: Tensor,
+        active: list[int],
+        ends: Ends,
+        draft: Draft | None = None,
     ) -> tuple[list[int], list[int]]:
         """The one host read of a round: how far every row moved, how much of its draft counted, could it draw."""
         columns = [state.lengths, drawn] if draft is None else [state.lengths, drawn, draft.lengths]
+        if ends.values is not None:
+            columns.append(ends.values)
         host = self._host(torch.stack(columns))
+        if ends.values is not None:
+            ends.host = host.pop()
         lengths = host[0]
         grown = [now - before for now, before in zip(lengths, state.host_lengths, strict=True)]
         # a finished row is still scored behind its end until it leaves; what it would draw there is nothing
@@ -378,10 +424,9 @@ class Engine:
         return grown, host[2] if draft is not None else [0] * len(lengths)
 
     @staticmethod
-    def _worth_compacting(state: DecodeState, horizon: int) -> bool:
+    def _worth_compacting(state: DecodeState, ends: Ends) -> bool:
         """Finished rows leave once they are a quarter of the batch: moving the cache costs about one pass."""
-        finished = sum(length >= horizon for length in state.host_lengths)
-        return 4 * finished >= len(state.host_lengths)
+        return 4 * sum(ends.finished(state.host_lengths)) >= len(state.host_lengths)
 
     def _drop_finished(
         self,
@@ -391,11 +436,11 @@ class Engine:
         recorder: Recorder,
         ledger: Ledger,
         active: list[int],
-        horizon: int,
+        ends: Ends,
     ) -> list[int]:
         recorder.store(state, active)
         ledger.store(active)
-        keep = [row for row, length in enumerate(state.host_lengths) if length < horizon]
+        keep = [row for row, finished in enumerate(ends.finished(state.host_lengths)) if not finished]
         rows = torch.tensor(keep, dtype=torch.int64, device=state.lengths.device)
         if keep:
             branches = state.branches
@@ -404,6 +449,7 @@ class Engine:
                 drafter.select(rows)
         state.tokens = state.tokens.index_select(0, rows)
         state.lengths = state.lengths.index_select(0, rows)
+        ends.select(keep, rows)
         state.host_lengths = [state.host_lengths[row] for row in keep]
         if state.copies is not None:
             state.copies = state.copies.index_select(0, rows)
