@@ -1,0 +1,250 @@
+"""transformers' logits processors and stopping criteria on rows that advance at their own pace.
+
+Both are written for a loop that adds one token to every row at a time: they take the ids of the whole batch, of one
+length, padded on the left. Here they get exactly that for every length they are asked about, and of the answer only
+the rows that stand at this length are used; the other rows hold some earlier or later text.
+
+Letters: B rows of the whole batch, b live rows, N scored positions, V vocabulary, C prompt columns, T horizon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import logits_process as known
+
+from ..core.ending import StopAt
+from ..core.types import DecodeState, Draft, Warp
+
+__all__ = ["CriteriaEnding", "ScoreBook", "StepwiseProcessors", "Texts", "split_warp"]
+
+FREE = (
+    known.TemperatureLogitsWarper, known.TopKLogitsWarper, known.TopPLogitsWarper, known.MinPLogitsWarper,
+    known.TypicalLogitsWarper, known.EpsilonLogitsWarper, known.EtaLogitsWarper, known.TopHLogitsWarper,
+    known.SuppressTokensLogitsProcessor, known.InfNanRemoveLogitsProcessor, known.LogitNormalization,
+)  # fmt: skip
+"""Processors whose answer depends on the scores alone: one call serves all positions of all rows."""
+
+STATEFUL = (
+    known.UnbatchedClassifierFreeGuidanceLogitsProcessor,
+    known.SynthIDTextWatermarkLogitsProcessor,
+    known.WhisperTimeStampLogitsProcessor,
+)
+"""Processors that remember their last call, so that they cannot be asked about tokens that may be taken back."""
+
+
+class Texts:
+    """[B, C + T] ids of all rows as plain `generate` would hold them.
+
+    Args:
+        input_ids: [B, C] padded prompts; horizon: T; pad: fills rows that are shorter.
+    """
+
+    def __init__(self, input_ids: Tensor, horizon: int, pad: int) -> None:
+        batch, self.columns = input_ids.shape
+        self.ids = torch.cat([input_ids, input_ids.new_full((batch, horizon), pad)], 1)
+        self.horizon, self.pad = horizon, pad
+
+    def update(self, state: DecodeState, rows: Sequence[int]) -> None:
+        """Takes over what the live rows have written, committed or not."""
+        self.ids[list(rows), self.columns :] = state.tokens[:, : self.horizon]
+
+    def upto(self, length: int) -> Tensor:
+        """[B, C + length]."""
+        return self.ids[:, : self.columns + length].clone()
+
+
+def split_warp(processors: LogitsProcessorList) -> tuple[LogitsProcessorList, Warp]:
+    """Takes temperature, top-k and top-p off the end of a list, in the order in which a `Warp` applies them."""
+    rest = list(processors)
+    found: dict[str, Any] = {}
+    for kind, name in ((known.TopPLogitsWarper, "top_p"), (known.TopKLogitsWarper, "top_k")):
+        if rest and type(rest[-1]) is kind and rest[-1].filter_value == -float("inf"):
+            found[name] = getattr(rest.pop(), name)
+    if rest and type(rest[-1]) is known.TemperatureLogitsWarper:
+        found["temperature"] = rest.pop().temperature
+    try:
+        return LogitsProcessorList(rest), Warp(**found)
+    except ValueError:  # a value only transformers' own classes allow
+        return processors, Warp()
+
+
+class StepwiseProcessors:
+    """A processor list evaluated at every scored position with the text before it.
+
+    Args:
+        processors: what `generate` prepared.
+        texts: shared with the criteria.
+
+    Raises:
+        ValueError: a processor that keeps state between calls.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, texts: Texts) -> None:
+        for one in processors:
+            if isinstance(one, STATEFUL):
+                raise ValueError(
+                    f"{type(one).__name__} remembers its last call and cannot be asked about drafts that may be taken "
+                    f"back; leave its option out or call generate() without custom_generate"
+                )
+        self.texts = texts
+        self.parts: list[tuple[bool, Any]] = []
+        for one in processors:
+            free = type(one) in FREE
+            if not self.parts or self.parts[-1][0] != free:
+                self.parts.append((free, LogitsProcessorList()))
+            self.parts[-1][1].append(one)
+
+    def __call__(self, state: DecodeState, logits: Tensor, draft: Draft | None, rows: list[int]) -> Tensor:
+        """[b, 1, N, V] logits -> the same with all processors applied, float32."""
+        scores = logits[:, 0].to(torch.float32, copy=True)
+        for free, part in self.parts:
+            if free:
+                flat = scores.flatten(0, 1)
+                scores = part(self.texts.ids[:1, :1].expand(len(flat), 1), flat).view_as(scores)
+            else:
+                scores = self._stepwise(part, scores, state, draft, rows)
+        return scores[:, None]
+
+    def _stepwise(self, part: Any, scores: Tensor, state: DecodeState, draft: Draft | None, rows: list[int]) -> Tensor:
+        self.texts.update(state, rows)
+        groups: dict[tuple[int, int], list[tuple[int, int, list[int]]]] = {}
+        for node, (path, rank) in enumerate(_paths(draft, scores.shape[1])):
+            for live, length in enumerate(state.host_lengths):
+                groups.setdefault((length + len(path), rank), []).append((live, node, path))
+        done = torch.empty_like(scores)
+        for (length, _), members in sorted(groups.items()):
+            # rows behind their end are scored as well; their text is as long as the horizon at most
+            ids = self.texts.upto(min(length, self.texts.horizon))
+            whole = scores.new_zeros(len(ids), scores.shape[2])
+            for live, node, path in members:
+                if path and draft is not None:
+                    begin = self.texts.columns + state.host_lengths[live]
+                    ids[rows[live], begin:] = draft.tokens[live, path][: ids.shape[1] - begin]
+                whole[rows[live]] = scores[live, node]
+            processed = part(ids, whole)
+            for live, node, _ in members:
+                done[live, node] = processed[rows[live]]
+        return done
+
+
+def _paths(draft: Draft | None, nodes: int) -> list[tuple[list[int], int]]:
+    """Per scored position the draft columns before it, and its rank among those as deep."""
+    if draft is None or draft.tree is None:
+        return [(list(range(node)), 0) for node in range(nodes)]
+    paths: list[list[int]] = [[]]
+    for node, parent in enumerate(draft.tree.parents):
+        paths.append([*paths[parent], node])
+    ranks: dict[int, int] = {}
+    found = []
+    for path in paths:
+        rank = ranks.get(len(path), 0)
+        ranks[len(path)] = rank + 1
+        found.append((path, rank))
+    return found
+
+
+class ScoreBook:
+    """Keeps logits and scores of committed tokens, for `output_logits` and `output_scores`.
+
+    Args:
+        process: computes the scores; None where they are the logits.
+        raw, processed: what to keep.
+    """
+
+    def __init__(self, process: StepwiseProcessors | None, raw: bool, processed: bool) -> None:
+        self.process, self.raw, self.processed = process, raw, processed
+        self.latest: list[tuple[dict[int, list[Tensor]], Tensor]] = []
+        self.logits: dict[int, list[Tensor]] = {}
+        self.scores: dict[int, list[Tensor]] = {}
+
+    def __call__(self, state: DecodeState, logits: Tensor, draft: Draft | None, rows: list[int]) -> Tensor:
+        done = logits if self.process is None else self.process(state, logits, draft, rows)
+        self.latest = []
+        if self.raw:
+            self.latest.append((self.logits, logits[:, 0].float()))
+        if self.processed:
+            self.latest.append((self.scores, done[:, 0].float()))
+        return done
+
+    def keep(self, counts: Sequence[int], rows: Sequence[int]) -> None:
+        """Keeps the first `counts` positions of every live row: the tokens of a chain are scored in order."""
+        for kept, values in self.latest:
+            for live, (count, row) in enumerate(zip(counts, rows, strict=True)):
+                kept.setdefault(row, []).extend(values[live, :count].clone())
+
+    @staticmethod
+    def steps(kept: dict[int, list[Tensor]], batch: int, length: int) -> tuple[Tensor, ...]:
+        """One [B, V] per token; zeros for rows that had stopped."""
+        blank = torch.zeros_like(next(iter(kept.values()))[0])
+        return tuple(
+            torch.stack([kept[row][step] if step < len(kept.get(row, ())) else blank for row in range(batch)])
+            for step in range(length)
+        )
+
+
+class CriteriaEnding:
+    """Stop ids on the device, and transformers' other criteria token by token on the host.
+
+    Args:
+        stop_ids: ids that end a row.
+        criteria: all other criteria; may be empty.
+        texts: shared with the processors.
+        apart: rows stop one by one, as `generate` does where there are stop ids. Without them a stopped row goes on
+            until all have stopped; then `stops` says when each did.
+        book: told which tokens were committed; None where nobody asked.
+    """
+
+    def __init__(
+        self,
+        stop_ids: Sequence[int],
+        criteria: StoppingCriteriaList,
+        texts: Texts,
+        apart: bool = True,
+        book: ScoreBook | None = None,
+    ) -> None:
+        self.ids, self.criteria, self.texts, self.apart, self.book = StopAt(stop_ids), criteria, texts, apart, book
+        self.stops: dict[int, int] = {}
+
+    def limits(self, batch: int, horizon: int, device: torch.device) -> Tensor:
+        return self.ids.limits(batch, horizon, device)
+
+    def cut(self, state: DecodeState, counts: Tensor, width: int, rows: list[int]) -> tuple[Tensor, Tensor]:
+        counts, stopped = self.ids.cut(state, counts, width, rows)
+        if not self.criteria and self.book is None:
+            return counts, stopped
+        host = [int(count) for count in counts.tolist()]
+        if self.criteria:
+            hit = self._ask(state, host, rows)
+            if self.apart:
+                counts = torch.tensor(host, device=counts.device)
+                stopped = stopped | torch.tensor(hit, device=counts.device)
+        if self.book is not None:
+            self.book.keep(host, rows)
+        return counts, stopped
+
+    def _ask(self, state: DecodeState, host: list[int], rows: list[int]) -> list[bool]:
+        """Asks about every new token in order; shortens `host` to the first one that stops its row."""
+        self.texts.update(state, rows)
+        before, hit = state.host_lengths, [False] * len(host)
+        reach = max(length + count for length, count in zip(before, host, strict=True))
+        for length in range(min(before) + 1, reach + 1):
+            new = [
+                live
+                for live, count in enumerate(host)
+                if before[live] < length <= before[live] + count and not hit[live] and rows[live] not in self.stops
+            ]
+            if not new:
+                continue
+            done = self.criteria(self.texts.upto(length), None).tolist()
+            for live in new:
+                if done[rows[live]]:
+                    hit[live] = True
+                    self.stops[rows[live]] = length
+                    if self.apart:
+                        host[live] = length - before[live]
+        return hit
