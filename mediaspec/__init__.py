@@ -4,6 +4,10 @@
     >>> pipe = AutoPipeline.from_pretrained("emoji-64")
     >>> out = pipe("a red apple on a blue background", rule="cool_sd", seeds=7)
     >>> out.images[0].save("apple.png"); print(out.stats["tokens_per_call"], out.stats["drift"])
+
+Any language model of transformers decodes on the same core:
+
+    >>> model.generate(**inputs, custom_generate=mediaspec.speculative, drafter="ngram")
 """
 
 from __future__ import annotations
@@ -14,16 +18,27 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .core.engine import Engine
-    from .pipelines import AutoPipeline, ClassToImagePipeline, TextToImagePipeline
+    from .integrations.generate import speculative
+    from .pipelines import AutoPipeline, ClassToImagePipeline, TextGenerationPipeline, TextToImagePipeline
 
-__all__ = ["AutoPipeline", "ClassToImagePipeline", "Engine", "TextToImagePipeline", "__version__"]
+__all__ = [
+    "AutoPipeline",
+    "ClassToImagePipeline",
+    "Engine",
+    "TextGenerationPipeline",
+    "TextToImagePipeline",
+    "__version__",
+    "speculative",
+]
 
 # Resolved on first use, so that `import mediaspec` costs milliseconds and the core works without diffusers.
 _LAZY = {
     "AutoPipeline": "mediaspec.pipelines",
     "ClassToImagePipeline": "mediaspec.pipelines",
     "TextToImagePipeline": "mediaspec.pipelines",
+    "TextGenerationPipeline": "mediaspec.pipelines",
     "Engine": "mediaspec.core.engine",
+    "speculative": "mediaspec.integrations.generate",
 }
 
 

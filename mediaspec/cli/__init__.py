@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from . import bench, convert, demo, doctor, eval, generate
+from . import bench, convert, demo, doctor, eval, generate, text
 
 __all__ = ["app", "main"]
 
@@ -21,6 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+generate.app.command(name="text")(text.text)
 app.add_typer(generate.app, name="generate")
 app.add_typer(convert.app, name="convert")
 app.add_typer(bench.app, name="bench")
