@@ -90,7 +90,7 @@ def speculative(
     Args:
         model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs: from `generate`.
         drafter: a smaller transformers model of the same tokenizer, "ngram" (the default), "suffix", "none", or a
-            drafter of this library.
+            drafter of this library. A `NgramDrafter(memory=n)` is told the finished texts and copies from them later.
         rule: an acceptance rule or its name; "coupled" and "exact" are lossless.
         num_draft_tokens: K; default 5.
         row_seeds: one integer per returned sequence; default drawn from torch's global generator when sampling.
@@ -172,6 +172,9 @@ def speculative(
         )
     tokens = pace.finish(result)
     length = tokens.shape[1]
+    if isinstance(maker, NgramDrafter) and maker.memory:
+        for row, count in enumerate(result.lengths):
+            maker.remember(result.tokens[row, :count].clone())
     sequences = torch.cat([input_ids, tokens.to(input_ids.device)], 1)
     if not full:
         return sequences

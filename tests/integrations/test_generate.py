@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import string
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from scipy import stats
+from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 from transformers import (
     GenerationConfig,
@@ -17,8 +19,10 @@ from transformers import (
     MaxLengthCriteria,
     MaxTimeCriteria,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
     StoppingCriteria,
     StoppingCriteriaList,
+    StopStringCriteria,
 )
 from transformers.generation.streamers import BaseStreamer
 
@@ -324,6 +328,40 @@ def test_drafter_objects_and_names_of_other_libraries() -> None:
         )  # fmt: skip
         wanted = 4 if "prompt_lookup_num_tokens" in names else 3
         assert output.stats["num_draft_tokens"] == wanted and output.stats["drafter"] in ("ngram", "suffix")
+
+
+def test_older_outputs_are_copied_from() -> None:
+    model, drafter = make_model(), NgramDrafter(6, memory=100)
+    model.generation_config.eos_token_id = None
+    ids, _ = prompts(1)
+    shared = dict(
+        input_ids=ids, max_new_tokens=NEW, do_sample=False, custom_generate=speculative, return_dict_in_generate=True
+    )
+    first, again = (model.generate(drafter=drafter, **shared) for _ in range(2))
+    assert torch.equal(first.sequences, again.sequences)
+    assert again.stats["target_calls"] <= 2 + NEW // 5 < first.stats["target_calls"]
+
+
+def letters() -> PreTrainedTokenizerFast:
+    """One token per letter."""
+    ids = {token: number for number, token in enumerate(["<pad>", "<s>", "</s>", *string.ascii_letters[: VOCAB - 3]])}
+    inner = Tokenizer(models.BPE(ids, []))
+    inner.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+
+
+def test_stop_strings_that_straddle_blocks() -> None:
+    """Stop strings come as a criterion: `generate` does not hand its tokenizer to a custom loop."""
+    model, tokenizer = make_model(), letters()
+    model.generation_config.eos_token_id = None
+    ids, _ = prompts(1)
+    free = model.generate(input_ids=ids, max_new_tokens=NEW, do_sample=False)[0, 9:].tolist()
+    for place in range(1, 7):
+        text = tokenizer.decode(free[place : place + 2])
+        for length in (1, 3, 4):
+            criteria = StoppingCriteriaList([StopStringCriteria(tokenizer, [text])])
+            plain, fast = both(model, 1, model, stopping_criteria=criteria, num_draft_tokens=length)
+            assert torch.equal(plain, fast) and fast.shape[1] <= 9 + place + 2
 
 
 def test_options_resolve() -> None:

@@ -136,6 +136,16 @@ def test_a_long_prompt_runs_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(first[row, 0], wanted, atol=2e-5, rtol=1e-4)
 
 
+def test_a_prefill_scores_last_positions_only() -> None:
+    """With 150,000 ids the logits of a whole prompt would outweigh the model."""
+    model, seen = make_model(), []
+    target = CausalLMTarget(model, NEW)
+    model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
+    start(target, 1)
+    start(target, 4)  # lengths 9, 4, 7 and 1
+    assert seen == [1, 4]
+
+
 def test_padding_does_not_reach_a_row() -> None:
     """The same prompt alone and beside longer ones, padded left and right: equal to the last bit."""
     target = CausalLMTarget(make_model(), NEW)
