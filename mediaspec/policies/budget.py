@@ -134,7 +134,9 @@ class BudgetPolicy(SurvivalPolicy):
 
     def _fresh(self) -> _RowCounts:
         counts = super()._fresh()
-        return _RowCounts(counts.risk, counts.accept, counts.old_risk, counts.old_accept, counts.last, {})
+        return _RowCounts(
+            counts.risk, counts.accept, counts.old_risk, counts.old_accept, counts.last, counts.misses, {}
+        )
 
     def _request(self) -> None:
         super()._request()

@@ -15,7 +15,7 @@ __all__ = ["CostTable"]
 
 WINDOW = 32
 """Rounds an average looks back: it must follow a context that grows by an octave within some hundred rounds."""
-OUTLIER = 3.0
+OUTLIER = 2.0
 """A round beyond this multiple of its average counts as this multiple (a compilation, a page fault, another job)."""
 DRAFT_SHARE = 0.1
 """Cost of one drafted and verified token in plain rounds, believed until something was measured."""
@@ -95,7 +95,7 @@ class CostTable:
         elif count == 1:  # the first round of a shape is often cold
             cells.mean[arm] = min(mean, seconds)
         else:
-            cells.mean[arm] = mean + (min(seconds, OUTLIER * mean) - mean) / min(count + 1, WINDOW)
+            cells.mean[arm] = mean + (min(seconds, OUTLIER * mean) - mean) / min(count + 2, WINDOW)
         cells.count[arm] = count + 1
         self._estimate(cells, group)
 

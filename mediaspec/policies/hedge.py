@@ -53,9 +53,11 @@ def normal_hedge_weights(regrets: Sequence[float]) -> list[float]:
     if top <= 0.0:
         return [1.0 / arms] * arms
     low, high = top / (2.0 * (1.0 + math.log(arms))), top / 2.0 + 1e-300  # mean exp(R^2/2c) is >= e, then <= e
-    for _ in range(20):
+    gained = [square for square in squares if square]
+    wanted = arms * math.e - (arms - len(gained))
+    for _ in range(12):
         middle = 0.5 * (low + high)
-        if sum(math.exp(square / (2.0 * middle)) for square in squares) > arms * math.e:
+        if sum([math.exp(square / (2.0 * middle)) for square in gained]) > wanted:
             low = middle
         else:
             high = middle
@@ -92,7 +94,7 @@ class HedgePolicy(DraftPolicy):
     """
 
     name = "hedge"
-    default_lengths = (1, 2, 3, 4, 6, 8)
+    default_lengths = (1, 2, 4, 8)
 
     @register_to_config
     def __init__(
@@ -130,6 +132,9 @@ class HedgePolicy(DraftPolicy):
     def _learn(self, choice: Choice, outcome: Outcome, costs: list[float]) -> None:
         learner, arms = self.learner, self.arms
         known = self._scored(choice, outcome)
+        for arm, tokens in enumerate(known):
+            if tokens is not None and arm != choice.index:
+                self._now().switch.observe(arm, tokens, costs)
         highest = max((1.0 + arm.depth) / cost for arm, cost in zip(arms, costs))
         turn = max(learner.turn, 1)
         losses = [

@@ -14,7 +14,7 @@ from typing import Any
 __all__ = ["PROBE_SHARE", "OffSwitch", "probe_interval"]
 
 TRIAL = 8
-"""Rounds of an arm before it can be turned off."""
+"""Rounds of an arm before it can be turned off, unless it loses more than half of the time."""
 MEMORY = 64.0
 """Rounds of an arm that its statistics look back."""
 PROBE_SHARE = 0.01
@@ -85,12 +85,13 @@ class OffSwitch:
         count = self.rounds[arm] = keep * self.rounds[arm] + 1.0
         total = self.tokens[arm] = keep * self.tokens[arm] + tokens
         square = self.squares[arm] = keep * self.squares[arm] + tokens * tokens
-        if count < (TRIAL if self.open[arm] else 2.0):
+        if count < 2.0:
             return
-        mean = total / count
-        error = math.sqrt((max(square / count - mean * mean, 0.0) + 1.0 / count) / count)
+        mean, unseen = total / count, 1.0 / count if self.open[arm] else 0.0
+        error = math.sqrt((max(square / count - mean * mean, 0.0) + unseen) / count)
         assert self.plain is not None
-        pays = (mean + 2.0 * error) * costs[self.plain] >= costs[arm]
+        share = (mean + 2.0 * error) * costs[self.plain] / costs[arm]
+        pays = share >= (1.0 if count >= TRIAL or not self.open[arm] else 0.5)
         if self.open[arm] and not pays:  # forget most of it: a few probes must be able to open the arm again
             shrink = 4.0 / count
             self.rounds[arm], self.tokens[arm], self.squares[arm] = 4.0, shrink * total, shrink * square

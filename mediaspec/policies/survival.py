@@ -33,6 +33,8 @@ REQUEST_WEIGHT = 16.0
 """Tests that earlier requests count for in the rate of the running one."""
 OPTIMISM = 1.5
 """Standard errors granted to a drafter that is not running: it is tried while its rate is not known."""
+ALARM = 1e-3
+"""Chance of a row of misses below which the counts are taken to be of another kind of text, and halved."""
 HOLD = 32
 """Rounds over which a change of drafter must earn its catch-up."""
 REMEMBER = 512.0
@@ -73,13 +75,15 @@ def _odds(rate: float) -> float:
 
 @dataclass
 class SurvivalCounts(Learner):
-    """Per group of arms (drafter, tree, rule): counts of this request and of earlier ones, last round it ran."""
+    """Per group of arms (drafter, tree, rule): counts of this request and of earlier ones, the last round it ran and
+    its latest rounds in a row that accepted nothing."""
 
     risk: list[list[float]]
     accept: list[list[float]]
     old_risk: list[list[float]]
     old_accept: list[list[float]]
     last: list[int]
+    misses: list[int]
 
 
 class SurvivalPolicy(DraftPolicy):
@@ -89,7 +93,8 @@ class SurvivalPolicy(DraftPolicy):
         max_draft_tokens: longest draft considered; every length up to it is an arm of every drafter.
         trees: draft trees to consider besides, each as the parents of its nodes.
         arms, costs, probe_every, seed: see `DraftPolicy` (no number is drawn here, the seed is unused).
-        forget: what a round of a drafter leaves of the running request's counts; 0.98 looks back 50 rounds.
+        forget: what a round of a drafter leaves of the running request's counts; 0.98 looks back 50 rounds, 1 keeps
+            all counts whatever happens.
 
     Example:
         >>> policy = SurvivalPolicy(max_draft_tokens=4, costs=[1.0, 1.1, 1.2, 1.3, 1.4])
@@ -130,7 +135,7 @@ class SurvivalPolicy(DraftPolicy):
         memory = self._now()
         depths = [memory.arms[group[-1]].depth for group in memory.costs.groups]
         risk, accept, old_risk, old_accept = ([[0.0] * depth for depth in depths] for _ in range(4))
-        return SurvivalCounts(risk, accept, old_risk, old_accept, [0] * len(depths))
+        return SurvivalCounts(risk, accept, old_risk, old_accept, [0] * len(depths), [0] * len(depths))
 
     def _request(self) -> None:
         learner = self.learner
@@ -180,7 +185,7 @@ class SurvivalPolicy(DraftPolicy):
         number = table.member[index]
         best = (1.0 if number < 0 else expected[number][memory.arms[index].depth]) / costs[index]
         for other, group in enumerate(table.groups):
-            waited = memory.rounds - self.learner.last[other]
+            waited = memory.rounds - self.learner.last[other] + 1
             if other != number and waited >= self._every:
                 gains = expected[other]
                 loss, arm = min(
@@ -221,9 +226,15 @@ class SurvivalPolicy(DraftPolicy):
             return
         learner.last[number] = memory.rounds
         levels = Levels.of(learner.risk[number], learner.accept[number])
-        paid = choice.probe and self._paid(choice, outcome, costs)
-        levels.scale(0.5 if paid else self._forget)  # a probe that pays revises old counts fast
-        for accepted, most in zip(outcome.accepted, outcome.tested(choice)):
+        tested = outcome.tested(choice)
+        if any(tested):
+            learner.misses[number] = 0 if any(outcome.accepted) else learner.misses[number] + 1
+        misses = learner.misses[number]
+        rate = (levels.risk[0] - levels.accept[0] + 1.0) / (levels.risk[0] + 2.0)
+        changed = (misses > 1 and rate**misses < ALARM) or (choice.probe and self._paid(choice, outcome, costs))
+        if self._forget < 1.0:  # half is left when the drafter is no longer what it was
+            levels.scale(0.5 if changed else self._forget)
+        for accepted, most in zip(outcome.accepted, tested):
             levels.add(accepted, most)
         learner.risk[number], learner.accept[number] = levels.risk, levels.accept
         if self._tokens is not None and self._for == number:

@@ -61,6 +61,25 @@ def agreed(row: dict, drafter: str, place: int, room: int) -> list[float]:
     return [1.0] * right + [0.0]
 
 
+def fixed_rate(task: str, machine: Machine, arm: Arm) -> float:
+    """Tokens per cost of one arm throughout."""
+    tokens, cost = 0, 0.0
+    for row in TASKS[task]:
+        place, length = 0, len(row["head"])
+        while place < length:
+            right, offered = shown(row, arm, place)
+            cost += machine.cost(arm, offered, row["context"] + place)
+            gained = min(right, length - place - 1) + 1
+            place, tokens = place + gained, tokens + gained
+    return tokens / cost
+
+
+def best_fixed(task: str, machine: Machine) -> float:
+    """Tokens per cost of the best drafter and length, plain decoding included, known only in hindsight."""
+    arms = [Arm(), *(Arm(name, length) for name in DRAFTERS for length in range(1, 9))]
+    return max(fixed_rate(task, machine, arm) for arm in arms)
+
+
 def replay(
     policy: DraftPolicy,
     task: str,
