@@ -6,7 +6,7 @@ through its own prefill and uses both guidance branches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.guidance import expand_index, expand_rows, split_branches
 from ..core.kv import KVStore
 from ..core.tree import TreeSpec
-from ..core.types import DecodeState, Draft, Target, TargetOutput, Verdict
+from ..core.types import DecodeState, Draft, Target, TargetOutput, Verdict, Warp
 from ._draw import Numbers, draft_lengths, draft_steps, joined_chain, per_branch
 from ._levels import expand_children, tree_levels
 
@@ -37,6 +37,8 @@ class ModelDrafter:
     Args:
         target: the draft model; same vocabulary and as many tokens as the model being sped up, and it must accept the
             same condition.
+        warp: how its logits become the law drafts are drawn from; None is the run's own. A run whose law is made by
+            processors outside the warp drafts better with the temperature they apply.
 
     Raises:
         ValueError: from `check` or `begin`, where the two models do not fit.
@@ -47,8 +49,8 @@ class ModelDrafter:
 
     needs: frozenset[str] = frozenset()
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    def __init__(self, target: Target, warp: Warp | None = None) -> None:
+        self.target, self.warp = target, warp
         self._run: _Run | None = None
 
     def check(self, target: Target) -> None:
@@ -81,6 +83,8 @@ class ModelDrafter:
 
     def propose(self, state: DecodeState, budget: int, tree: TreeSpec | None = None) -> Draft:
         run = self._live()
+        if self.warp is not None:
+            state = replace(state, warp=self.warp)
         # a tree's passes score the root (the newest token) themselves, so it must not be committed before them
         logits = self._catch_up(state, run, behind=0 if tree is None else 1)
         lengths, host_lengths = run.cache.lengths, run.cache.host_lengths

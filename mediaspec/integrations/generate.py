@@ -33,7 +33,7 @@ from ..drafters.model import ModelDrafter
 from ..drafters.ngram import NgramDrafter
 from ..rules import AcceptanceRule, make_rule
 from ..targets.causal_lm import CausalLMTarget
-from .lockstep import CriteriaEnding, ScoreBook, StepwiseProcessors, Texts, split_warp
+from .lockstep import CriteriaEnding, ScoreBook, StepwiseProcessors, Texts, drafting_warp, split_warp
 from .options import Speculation, resolve
 
 __all__ = ["SpeculativeOutput", "speculative"]
@@ -139,18 +139,18 @@ def speculative(
 
     full = bool(config.return_dict_in_generate)
     scores, logits = full and bool(config.output_scores), full and bool(config.output_logits)
-    warp = Warp()
-    if not config.do_sample:
-        warp = Warp(temperature=0.0)
-    elif not scores:
-        processors, warp = split_warp(processors)
+    warp = drafting = Warp(temperature=0.0)
+    if config.do_sample:
+        warp, drafting = Warp(), drafting_warp(processors)
+        if not scores:
+            processors, warp = split_warp(processors)
     process: StepwiseProcessors | None = StepwiseProcessors(processors, texts) if processors else None
     book = ScoreBook(process, logits, scores) if scores or logits else None
     ending = CriteriaEnding(stop_ids, others, texts, apart=bool(stop_ids) or batch == 1, book=book)
 
     chosen = make_rule(rule) if isinstance(rule, str) else rule
     chosen.prepare(target)
-    maker, inner = _drafter(options, target)
+    maker, inner = _drafter(options, target, drafting)
     seeds = _seeds(row_seeds, batch, bool(config.do_sample)).to(target.device)
     engine = Engine(target, chosen, maker)
     listener = token_stream if token_stream is not None else streamer
@@ -312,14 +312,14 @@ def _seeds(given: Sequence[int] | Tensor | None, batch: int, sampling: bool) -> 
     return seeds
 
 
-def _drafter(options: Speculation, target: CausalLMTarget) -> tuple[Drafter | None, list[CausalLMTarget]]:
+def _drafter(options: Speculation, target: CausalLMTarget, warp: Warp) -> tuple[Drafter | None, list[CausalLMTarget]]:
     """The drafter, and the models it runs."""
     chosen = options.drafter
     if options.tokens == 0:
         return None, []
     if isinstance(chosen, PreTrainedModel):
         small = CausalLMTarget(chosen, target.num_tokens, vocab_size=target.vocab_size)
-        return ModelDrafter(small), [small]
+        return ModelDrafter(small, warp), [small]
     if chosen == "ngram":
         return NgramDrafter(**{"max_ngram": 3, **options.ngram}), []
     if chosen == "suffix":

@@ -20,7 +20,7 @@ from transformers.generation import logits_process as known
 from ..core.ending import StopAt
 from ..core.types import DecodeState, Draft, Warp
 
-__all__ = ["CriteriaEnding", "ScoreBook", "StepwiseProcessors", "Texts", "split_warp"]
+__all__ = ["CriteriaEnding", "ScoreBook", "StepwiseProcessors", "Texts", "drafting_warp", "split_warp"]
 
 FREE = (
     known.TemperatureLogitsWarper, known.TopKLogitsWarper, known.TopPLogitsWarper, known.MinPLogitsWarper,
@@ -71,6 +71,22 @@ def split_warp(processors: LogitsProcessorList) -> tuple[LogitsProcessorList, Wa
         return LogitsProcessorList(rest), Warp(**found)
     except ValueError:  # a value only transformers' own classes allow
         return processors, Warp()
+
+
+def drafting_warp(processors: LogitsProcessorList) -> Warp:
+    """The temperature, top-k and top-p of a list, wherever they stand: the law a draft model had best draw from."""
+    found: dict[str, Any] = {}
+    for one in processors:
+        for kind, name in (
+            (known.TemperatureLogitsWarper, "temperature"), (known.TopKLogitsWarper, "top_k"),
+            (known.TopPLogitsWarper, "top_p"),
+        ):  # fmt: skip
+            if type(one) is kind:
+                found[name] = getattr(one, name)
+    try:
+        return Warp(**found)
+    except ValueError:  # a value only transformers' own classes allow
+        return Warp()
 
 
 class StepwiseProcessors:

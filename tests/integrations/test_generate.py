@@ -26,9 +26,10 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from mediaspec.drafters import NgramDrafter
+from mediaspec.drafters import ModelDrafter, NgramDrafter
 from mediaspec.integrations.generate import SpeculativeOutput, speculative
 from mediaspec.integrations.options import Speculation, resolve
+from mediaspec.targets.causal_lm import CausalLMTarget
 from tests.targets.test_causal_lm import VOCAB, make_model, prompts
 
 NEW = 20
@@ -65,7 +66,10 @@ def test_greedy_tokens_are_those_of_generate(drafter: str, rows: int) -> None:
     assert torch.equal(plain, fast)
 
 
-@pytest.mark.parametrize("family", ["Qwen2-sliding", "Qwen3", "Mistral", "Gemma2", "Gemma3", "Mixtral"])
+SLOWLY = [pytest.param(name, marks=pytest.mark.slow) for name in ("Qwen3", "Mistral", "Gemma3")]
+
+
+@pytest.mark.parametrize("family", ["Qwen2-sliding", "Gemma2", "Mixtral", *SLOWLY])
 def test_greedy_tokens_of_other_families(family: str) -> None:
     plain, fast = both(make_model(family), 3, make_model(family, seed=4), num_draft_tokens=6, max_new_tokens=12)
     assert torch.equal(plain, fast)
@@ -112,14 +116,14 @@ PROCESSORS: list[dict[str, Any]] = [
     dict(forced_eos_token_id=2),
     dict(encoder_repetition_penalty=1.5, encoder_no_repeat_ngram_size=2),
     dict(renormalize_logits=True, remove_invalid_values=True),
-    dict(repetition_penalty=1.3, no_repeat_ngram_size=3, sequence_bias=[[[5], 2.0]], min_new_tokens=12),
+    dict(repetition_penalty=1.3, no_repeat_ngram_size=3, sequence_bias=[[[5], 2.0]], min_new_tokens=8),
 ]
 
 
 @pytest.mark.parametrize("settings", PROCESSORS, ids=lambda one: "+".join(one))
 def test_processors_are_evaluated_at_every_draft_position(settings: dict[str, Any]) -> None:
     model = repeating(make_model())
-    plain, fast = both(model, 4, model, num_draft_tokens=4, **settings)
+    plain, fast = both(model, 3, model, num_draft_tokens=4, max_new_tokens=12, **settings)
     assert torch.equal(plain, fast)
 
 
@@ -136,13 +140,13 @@ class OddThenEven(LogitsProcessor):
 
 def test_user_processors_and_prefix_functions_see_the_whole_batch() -> None:
     model = make_model()
-    plain, fast = both(model, 4, model, logits_processor=LogitsProcessorList([OddThenEven()]))
+    plain, fast = both(model, 3, model, max_new_tokens=9, logits_processor=LogitsProcessorList([OddThenEven()]))
     assert torch.equal(plain, fast)
 
     def allowed(batch: int, ids: Tensor) -> list[int]:
         return [3 + (batch * 7 + len(ids) + k) % 40 for k in range(6)]
 
-    plain, fast = both(model, 4, model, prefix_allowed_tokens_fn=allowed)
+    plain, fast = both(model, 3, model, max_new_tokens=9, prefix_allowed_tokens_fn=allowed)
     assert torch.equal(plain, fast)
 
 
@@ -284,6 +288,20 @@ def test_the_law_of_sampled_texts_is_that_of_generate(rule: str, drafter: str) -
     observed.append(rows - sum(observed))
     wanted.append(rows - sum(wanted))
     assert len(wanted) > 5 and stats.chisquare(observed, wanted).pvalue > 0.001
+
+
+def test_draft_models_draw_at_the_temperature_of_the_processors() -> None:
+    """min-p stands behind the temperature, so all of it runs as processors, none as the run's warp."""
+    model = make_model()
+    model.generation_config.eos_token_id = None
+    ids, _ = prompts(1)
+    settings = dict(
+        input_ids=ids, max_new_tokens=40, do_sample=True, temperature=0.4, min_p=0.01, top_k=0, rule="exact",
+        row_seeds=[3], custom_generate=speculative, return_dict_in_generate=True,
+    )  # fmt: skip
+    warm = ModelDrafter(CausalLMTarget(model, 40))  # draws at temperature 1
+    with_temperature, without = (model.generate(drafter=one, **settings) for one in (model, warm))
+    assert with_temperature.stats["tokens_per_call"] > 3.5 > without.stats["tokens_per_call"]
 
 
 def test_return_sequences_fork_after_one_prefill_and_seeds_belong_to_rows() -> None:
