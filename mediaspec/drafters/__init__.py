@@ -11,7 +11,6 @@ from .eagle import EagleDrafter
 from .jacobi import JacobiDrafter
 from .model import ModelDrafter
 from .ngram import NgramDrafter
-from .relay import RelayDrafter
 
 __all__ = [
     "DRAFTERS",
@@ -19,7 +18,6 @@ __all__ = [
     "JacobiDrafter",
     "ModelDrafter",
     "NgramDrafter",
-    "RelayDrafter",
     "make_drafter",
     "register_drafter",
 ]
@@ -29,7 +27,6 @@ DRAFTERS: dict[str, type] = {
     "jacobi": JacobiDrafter,
     "model": ModelDrafter,
     "ngram": NgramDrafter,
-    "relay": RelayDrafter,
 }
 
 
@@ -49,8 +46,7 @@ def make_drafter(name: str, **settings: Any) -> Drafter:
     """A drafter by name with its constructor's settings.
 
     Args:
-        name: "eagle" (needs ``head=``), "model" (needs ``target=``), "jacobi", "ngram", "relay" (needs
-            ``first=`` and ``rest=``), or a registered name.
+        name: "eagle" (needs ``head=``), "model" (needs ``target=``), "jacobi", "ngram", or a registered name.
         settings: what that drafter's constructor takes.
 
     Raises:

@@ -94,8 +94,9 @@ def speculative(
         rule: an acceptance rule or its name; "coupled" and "exact" are lossless.
         num_draft_tokens: K; default 5.
         row_seeds: one integer per returned sequence; default drawn from torch's global generator when sampling.
-        token_stream: a streamer. `generate` keeps `streamer` to itself, so it has this name here.
-        streamer, assistant_model: for a direct call or `functools.partial`; `generate` does not pass them on.
+        token_stream: a streamer. `generate` tells its own `streamer` the prompt and nothing more, so it has this name.
+        streamer, assistant_model: the same as `token_stream` and `drafter`, for `functools.partial` or a direct call;
+            `generate` does not pass them on.
         num_speculative_tokens, speculative_config, speculative_algorithm, speculative_num_steps: names of vLLM and
             SGLang, see `mediaspec.integrations.options`.
         synced_gpus: must be false.
@@ -155,8 +156,8 @@ def speculative(
     engine = Engine(target, chosen, maker)
     listener = token_stream if token_stream is not None else streamer
     pace = _Pace(batch, horizon, stop_ids, texts.pad, listener, ending)
-    if token_stream is not None:
-        token_stream.put(input_ids.cpu())
+    if listener is not None:
+        listener.put(input_ids.cpu())
     with ExitStack() as stack:
         for one in (target, *inner):
             stack.enter_context(one.attached())

@@ -6,7 +6,7 @@ import copy
 import difflib
 from typing import Any
 
-from ..drafters import DRAFTERS, JacobiDrafter, RelayDrafter, make_drafter
+from ..drafters import DRAFTERS, JacobiDrafter, make_drafter
 from ..models.eagle import EagleHead
 from ..models.llamagen import LlamaGenGPT
 from ..rules import AcceptanceRule, available_rules, make_rule
@@ -14,7 +14,7 @@ from ..rules import AcceptanceRule, available_rules, make_rule
 __all__ = ["choose_drafter", "choose_rule", "drafter_name", "drafter_names", "name_of", "settings_of"]
 
 # drafters that run a network, and which one
-NETWORKS = {"eagle": EagleHead, "model": LlamaGenGPT, "relay": EagleHead}
+NETWORKS = {"eagle": EagleHead, "model": LlamaGenGPT}
 
 
 def drafter_names() -> tuple[str, ...]:
@@ -86,8 +86,7 @@ def choose_drafter(given: Any, component: Any, drive: Any, explicit_rule: bool) 
             f"drafter={given!r} needs a {kind.__name__}, but this pipeline's drafter is {owned}; write "
             f"pipe.register_modules(drafter=...) or drafter=<a {kind.__name__}>, or use drafter='jacobi'"
         )
-    drafter = _ready(component, drive)
-    return RelayDrafter(drafter, JacobiDrafter()) if given == "relay" else drafter
+    return _ready(component, drive)
 
 
 def _ready(drafter: Any, drive: Any) -> Any:

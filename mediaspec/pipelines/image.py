@@ -68,6 +68,7 @@ class ImagePipeline(DiffusionPipeline):
     _optional_components = ["rule", "drafter"]
     _callback_tensor_inputs = ["tokens", "num_accepted", "progress"]
     _interrupt = False
+    _loaded = False
 
     transformer: LlamaGenGPT
     vq: LlamaGenVQ
@@ -130,7 +131,16 @@ class ImagePipeline(DiffusionPipeline):
         pipe.register_modules(rule=rule, drafter=drafter)
         pipe.register_to_config(_name_or_path=str(pretrained_model_name_or_path))
         pipe._check_fit(choose_drafter(drafter, None, pipe._drafter, False))
+        if "drafter" not in stored:
+            pipe.register_to_config(default_drafter=None)
+        pipe._loaded = True
         return pipe
+
+    def register_modules(self, **kwargs: Any) -> None:
+        """Sets components; a drafter set after loading is the one that calls use."""
+        super().register_modules(**kwargs)
+        if self._loaded and "drafter" in kwargs:
+            self.register_to_config(default_drafter=None)
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Saves all components, rule and drafter included; arguments as in diffusers.
@@ -238,6 +248,8 @@ class ImagePipeline(DiffusionPipeline):
         chosen = choose_rule(rule, self.rule)
         explicit = chosen is not None and rule is not None
         drafting = chosen is not None and budget > 0
+        if drafter is None and tree is None:
+            drafter = self.config["default_drafter"]
         proposer = choose_drafter(drafter, self.drafter, self._drafter, explicit) if drafting else None
         if proposer is None:
             chosen = None
@@ -357,4 +369,3 @@ class ImagePipeline(DiffusionPipeline):
                 allowed = ", ".join(self._callback_tensor_inputs)
                 raise ValueError(f"callback_on_step_end_tensor_inputs names {name!r}; allowed are {allowed}")
         return names
-

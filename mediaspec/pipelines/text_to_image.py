@@ -38,6 +38,7 @@ class TextToImagePipeline(ImagePipeline):
         rule: acceptance rule; `ExactRule` where omitted. Saved with the pipeline like a scheduler.
         drafter: an EagleHead, a smaller LlamaGenGPT with the same image tokens, a JacobiDrafter, or None.
         guidance_scale, temperature, top_k, top_p, num_draft_tokens: defaults of the call.
+        default_drafter: name of the drafter of chains where a call names none, e.g. "jacobi"; None: the component.
 
     Raises:
         ValueError: parts that do not fit each other.
@@ -64,11 +65,12 @@ class TextToImagePipeline(ImagePipeline):
         top_k: int = 0,
         top_p: float = 1.0,
         num_draft_tokens: int = 5,
+        default_drafter: str | None = None,
     ) -> None:
         super().__init__()
         defaults = {
             "guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k, "top_p": top_p,
-            "num_draft_tokens": num_draft_tokens,
+            "num_draft_tokens": num_draft_tokens, "default_drafter": default_drafter,
         }  # fmt: skip
         if transformer is not None and transformer.config.condition != "text":
             raise ValueError(
@@ -147,8 +149,15 @@ class TextToImagePipeline(ImagePipeline):
         )  # fmt: skip
         condition = self.encode_prompt(prompts, negatives, plan.guidance_scale != 1.0)
         return self._generate(
-            plan, condition, copies, row_seed, started=started, return_dict=return_dict, return_trace=return_trace,
-            callback=callback_on_step_end, callback_names=names,
+            plan,
+            condition,
+            copies,
+            row_seed,
+            started=started,
+            return_dict=return_dict,
+            return_trace=return_trace,
+            callback=callback_on_step_end,
+            callback_names=names,
         )
 
     def encode_prompt(

@@ -3,7 +3,7 @@
 import pytest
 
 from mediaspec.core.tree import TreeSpec
-from mediaspec.drafters import EagleDrafter, JacobiDrafter, ModelDrafter, RelayDrafter
+from mediaspec.drafters import EagleDrafter, JacobiDrafter, ModelDrafter
 from mediaspec.testing.check_drafter import check_drafter
 from tests.drafters.heads import toy_condition, toy_head
 from tests.toy import ToyTarget
@@ -41,19 +41,5 @@ def test_jacobi(init, redraft, guidance):
         condition,
         guidance_scale=guidance,
         budgets=(1, 6),
-        rows=64,
-    )
-
-
-@pytest.mark.parametrize("guidance", [None, 2.0])
-@pytest.mark.parametrize("handover", [1, 3])
-def test_relay(handover, guidance):
-    condition = toy_condition(1 if guidance is None else 2)
-    check_drafter(
-        lambda: RelayDrafter(EagleDrafter(toy_head(TARGET)), JacobiDrafter(window=4), handover),
-        TARGET,
-        condition,
-        guidance_scale=guidance,
-        budgets=(1, 2, 6),
         rows=64,
     )

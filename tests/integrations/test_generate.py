@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import string
 from collections import Counter
@@ -197,6 +198,9 @@ def test_streamers_hear_what_plain_generate_tells_them() -> None:
         model.generate(streamer=plain, **shared)
         model.generate(custom_generate=speculative, drafter=model, token_stream=fast, **shared)
         assert plain.got == fast.got and plain.ended == fast.ended == 1
+        bound = Listener()
+        model.generate(custom_generate=functools.partial(speculative, streamer=bound, assistant_model=model), **shared)
+        assert plain.got == bound.got
     ids, mask = prompts(3)
     shared = dict(input_ids=ids, attention_mask=mask, max_new_tokens=NEW, eos_token_id=[9, 17, 30], pad_token_id=0)
     plain, fast = Listener(), Listener()

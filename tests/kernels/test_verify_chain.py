@@ -201,3 +201,21 @@ def test_shapes_and_names_are_checked():
         run(replace(case, mode="greedy"))
     with pytest.raises(ValueError, match="'gstar' or 'band'"):
         run(replace(case, residual="standard"))
+
+
+@pytest.mark.parametrize("case", [c for c in cases(37, batch=3) if c.mode == "ratio"], ids=lambda case: case.name)
+def test_a_row_alone_and_in_a_batch(case):
+    """One row on the CPU takes a path of its own; it decides what the same row decides in a batch."""
+    together = run(case, "reference")
+    for b in range(3):
+        one = {
+            name: value[b : b + 1]
+            for name, value in vars(case).items()
+            if isinstance(value, torch.Tensor) and value.shape[:1] == (3,) and name not in ("allowed",)
+        }
+        if case.name not in ("omega-by-row",):
+            one = {name: value for name, value in one.items() if name not in ("scale", "offset")}
+        alone = run(replace(case, **one), "reference")
+        assert torch.equal(alone.num_accepted[0], together.num_accepted[b])
+        assert torch.equal(alone.next_token[0], together.next_token[b])
+        torch.testing.assert_close(alone.drift[0], together.drift[b])

@@ -269,3 +269,20 @@ def test_layer_wise_offload_is_refused(folder) -> None:
     for offload in (pipe.enable_sequential_cpu_offload, pipe.enable_group_offload):
         with pytest.raises(ValueError, match="enable_model_cpu_offload"):
             offload()
+
+
+def drafter_of(pipe) -> str:
+    return pipe("a cat", seeds=1).stats["settings"]["drafter"]
+
+
+def test_the_default_drafter_is_saved_and_gives_way_to_any_other_choice(tmp_path) -> None:
+    pipe = tiny.text_pipeline(rule=ExactRule(), default_drafter="jacobi")
+    assert drafter_of(pipe) == "jacobi"
+    assert pipe("a cat", seeds=1, drafter="eagle").stats["settings"]["drafter"] == "eagle"
+    assert pipe("a cat", seeds=1, tree=[2, 1]).stats["settings"]["drafter"] == "eagle"  # windows are chains
+    pipe.save_pretrained(tmp_path)
+    assert drafter_of(load(tmp_path)) == "jacobi"
+    assert drafter_of(load(tmp_path, drafter=tiny.head())) == "eagle"
+    back = load(tmp_path)
+    back.register_modules(drafter=tiny.head())
+    assert drafter_of(back) == "eagle"

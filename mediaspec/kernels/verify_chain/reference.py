@@ -113,6 +113,17 @@ def verify_chain(
         if offset is not None:
             bound = bound + offset * qt
         ok = uniforms * qt < bound
+    if batch == 1 and forced is None and device.type == "cpu":
+        row = None if draft_probs is None else draft_probs[0]
+        first, weights, drift = _one_row(p[0], tokens, lengths, row, bound, ok, scale, offset, residual)
+        if noise is None:
+            en = philox.exponential(seeds, start[:, None] + first, vocab, TARGET)[0, 0]
+        else:
+            en = noise[0, first]
+        next_token = draw(weights, en)[None]
+        if int(next_token) < 0:
+            first, drift = 0, _zeros(1, length, device)
+        return ChainVerdict(torch.full_like(lengths, first), next_token, drift, choices, target_probs)
     if forced is not None:
         free = forced[:, :length] < 0
         ok = torch.where(free, ok, forced[:, :length] == tokens)
@@ -156,3 +167,56 @@ def verify_chain(
             tested = tested & free
         drift = torch.where(tested, excess, 0.0)
     return ChainVerdict(n.masked_fill(faulty, 0), next_token, drift, choices, target_probs)
+
+
+def _one_row(
+    p: Tensor,
+    tokens: Tensor,
+    lengths: Tensor,
+    q: Tensor | None,
+    bound: Tensor,
+    ok: Tensor,
+    scale: Tensor | None,
+    offset: Tensor | None,
+    residual: str,
+) -> tuple[int, Tensor, Tensor]:
+    """The rest of `verify_chain` for one row on the CPU, where the host reads for free: half the operations.
+
+    Args:
+        p: [K+1, V] target law; q: [K, V] draft law or None for point masses.
+        bound, ok: [1, K] accepted mass of every drafted token (over q where there is one) and the test's outcome;
+            the others as in `verify_chain`.
+
+    Returns:
+        The number of accepted tokens, weights [V] of the next one, drift [1, K].
+    """
+    limit, length = int(lengths), tokens.shape[1]
+    passed = ok[0].tolist()
+    n = 0
+    while n < limit and passed[n]:
+        n += 1
+    rows = slice(0, min(n + 1, limit))
+    s = 1.0 if scale is None else scale.reshape(-1, length)[0, rows, None]
+    o = 0.0 if offset is None else offset.reshape(-1, length)[0, rows, None]
+    relaxed = scale is not None or offset is not None
+    drift, weights = _zeros(1, length, p.device), p[n]
+    if relaxed and limit:
+        if q is None:
+            taken = bound[:, rows].clamp(max=1)
+            excess = (taken - p[rows].gather(1, tokens[0, rows, None])[None, :, 0]).clamp_(min=0)
+        else:
+            a = s * p[rows]
+            a = torch.minimum(a if offset is None else a + o * q[rows], q[rows])
+            excess = (a - p[rows]).clamp_(min=0).sum(-1)[None]
+        drift = torch.zeros_like(drift)
+        drift[:, rows] = excess
+    if n < limit:
+        if q is None:
+            accepted = torch.zeros_like(weights).scatter_(0, tokens[0, n, None], bound[0, n, None].clamp(max=1))
+        elif relaxed:
+            accepted = a[n]
+        else:
+            accepted = torch.minimum(q[n], weights) if residual == "band" else q[n]
+        rest = band_residual(weights, accepted) if residual == "band" else (weights - accepted).clamp_(min=0)
+        weights = rest if float(rest.sum()) > TINY else weights
+    return n, weights, drift
