@@ -47,10 +47,12 @@ def run(out: Path, rule_name: str, delta: float | None, drafter: str, seed: int)
     from ..eval.sheet import contact_sheet
     from ..rules import make_rule
 
+    settings = {} if delta is None else {"delta": delta}
+    rule = make_rule(rule_name, **settings)
     out.mkdir(parents=True, exist_ok=True)
     pipe = AutoPipeline.from_pretrained("emoji-64")
-    length = {"length": pipe.config["num_draft_tokens"]} if rule_name == "cool_sd" else {}
-    rule = make_rule(rule_name, **length, **({} if delta is None else {"delta": delta}))
+    if rule_name == "cool_sd":
+        rule = make_rule(rule_name, length=pipe.config["num_draft_tokens"], **settings)
     pipe.set_progress_bar_config(disable=True)
     threads = torch.get_num_threads()
     strength = rule.config["delta"] if rule_name == "cool_sd" else delta
