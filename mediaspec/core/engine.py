@@ -20,7 +20,7 @@ from .ending import Ending, Ends
 from .grammar import Grammar
 from .greedy import GreedyRng
 from .guidance import expand_index, expand_rows, split_branches
-from .kv import KVStore
+from .kv import KVStore, shared_length
 from .ledger import Ledger
 from .record import Recorder
 from .rng import RowRng
@@ -378,12 +378,12 @@ class Engine:
     @staticmethod
     def _write(state: DecodeState, draft: Draft | None, verdict: Verdict) -> None:
         """Accepted tokens, then the emitted one; what stands behind it is overwritten by later rounds."""
-        following, first = verdict.next_token[:, None], state.host_lengths[0]
+        following, first = verdict.next_token[:, None], shared_length(state.host_lengths)
         tokens = following[:, :0] if draft is None else draft.tokens
         if verdict.path is not None:
             tokens = tokens.gather(1, (verdict.path - 1).clamp(min=0))
         count = tokens.shape[1]
-        if first and min(state.host_lengths) == max(state.host_lengths):
+        if first is not None:
             state.tokens[:, first : first + count] = tokens
             state.tokens[:, first : first + count + 1].scatter_(1, verdict.num_accepted[:, None], following)
             return

@@ -6,6 +6,7 @@ overwrites. Only an accepted tree path (its nodes lie apart) and row selection m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,13 @@ from torch import Tensor
 
 from .tree import TreeSpec
 
-__all__ = ["KVStore", "Slots"]
+__all__ = ["KVStore", "Slots", "shared_length"]
+
+
+def shared_length(lengths: Sequence[int]) -> int | None:
+    """The one length of all rows, where they stand alike: then slices and views do instead of gathers and masks."""
+    first = lengths[0]
+    return first if min(lengths) == max(lengths) else None
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ class KVStore:
             )
         live = longest + count
         device = self.keys.device
-        uniform = min(self.host_lengths) == longest
+        uniform = shared_length(self.host_lengths) is not None
         order = torch.arange(count, device=device)
         slots = self.lengths[:, None] + order
         positions = slots if tree is None else self.lengths[:, None] + tree.depth_tensor(device)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..kernels import philox
 from ..kernels.philox import ACCEPT, DRAFT, TARGET
+from .kv import shared_length
 
 __all__ = ["ACCEPT", "DRAFT", "TARGET", "RowRng"]
 
@@ -106,9 +107,8 @@ class RowRng:
         """The one first position of all rows, if there is one and tables reach far enough."""
         if host_start is None or not self._whole:
             return None
-        first = host_start[0]
-        inside = first + count <= self.horizon + MARGIN
-        return first if inside and min(host_start) == max(host_start) else None
+        first = shared_length(host_start)
+        return first if first is not None and first + count <= self.horizon + MARGIN else None
 
     @staticmethod
     def _positions(start: Tensor, count: int) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.sample import Warp
+from .kv import shared_length
 
 if TYPE_CHECKING:
     from .kv import KVStore
@@ -153,8 +154,8 @@ class DecodeState:
     @property
     def last_token(self) -> Tensor:
         """[B] int64, the newest committed token of every row."""
-        newest = self.host_lengths[0]
-        if newest and min(self.host_lengths) == max(self.host_lengths):
+        newest = shared_length(self.host_lengths)
+        if newest:
             return self.tokens[:, min(newest, self.tokens.shape[1]) - 1]
         index = (self.lengths - 1).clamp(min=0, max=self.tokens.shape[1] - 1)
         return self.tokens.gather(1, index[:, None])[:, 0]

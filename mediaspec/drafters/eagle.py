@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.guidance import expand_index, expand_rows, split_branches
-from ..core.kv import KVStore, Slots
+from ..core.kv import KVStore, Slots, shared_length
 from ..core.tree import TreeSpec
 from ..core.types import DecodeState, Draft, Target, TargetOutput, Verdict
 from ._draw import Numbers, draft_lengths, draft_steps, joined_chain, per_branch
@@ -142,7 +142,7 @@ class EagleDrafter:
             hidden = hidden.gather(1, nodes[..., None].expand(-1, -1, hidden.shape[2]))
         # rows behind the accepted ones are overwritten by later rounds before anything reads them
         count, first = hidden.shape[1], state.host_lengths[0]
-        if min(state.host_lengths) == max(state.host_lengths):
+        if shared_length(state.host_lengths) is not None:
             run.hidden[:, first : first + count] = hidden[:, : run.hidden.shape[1] - first]
             return
         where = per_branch(state.lengths, run.branches)[:, None] + torch.arange(count, device=hidden.device)
@@ -176,7 +176,7 @@ class EagleDrafter:
         store, g = run.store, run.branches
         pending = [length - store.host_lengths[row * g] for row, length in enumerate(state.host_lengths)]
         count, start = max(pending), store.host_lengths[0]
-        uniform = min(pending) == count and min(store.host_lengths) == max(store.host_lengths)
+        uniform = min(pending) == count and shared_length(store.host_lengths) is not None
         if uniform:
             tokens, hidden = state.tokens[:, start : start + count], run.hidden[:, start : start + count]
         else:
@@ -249,7 +249,7 @@ class EagleDrafter:
 
 def _chain_slots(store: KVStore, count: int) -> list[Slots]:
     """The `count` slots behind the committed ones, one per row and draft step; a step sees the earlier ones."""
-    longest, aligned = max(store.host_lengths), min(store.host_lengths) == max(store.host_lengths)
+    longest, aligned = max(store.host_lengths), shared_length(store.host_lengths) is not None
     order = torch.arange(count, device=store.lengths.device)
     positions = (store.lengths[:, None] + order).split(1, 1) if count else ()
     if aligned:
@@ -268,7 +268,7 @@ def _level_slots(store: KVStore, level: Level, depth: int) -> Slots:
     inside = level.first + count
     positions = (store.lengths + depth)[:, None].expand(-1, count)
     closed = ~level.ancestors
-    if min(store.host_lengths) == longest:
+    if shared_length(store.host_lengths) is not None:
         mask = torch.zeros(closed.shape, dtype=store.keys.dtype, device=closed.device)
         mask = F.pad(mask.masked_fill_(closed, float("-inf")), (longest, 0))
         return Slots(longest + level.first, None, positions, longest + inside, mask[None, None])

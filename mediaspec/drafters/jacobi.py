@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ..core.component import ConfigMixin, SchedulerMixin, register_to_config
+from ..core.kv import shared_length
 from ..core.law import point_mass
 from ..core.rng import TARGET
 from ..core.tree import TreeSpec
@@ -149,7 +150,7 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
         steps = [now - before for now, before in zip(state.host_lengths, seen.host_lengths, strict=True)]
         shared = run.probs is None or self.redraft == "gumbel"
         together = shared and self.init in ("left", "repeat") and 0 < min(steps) == max(steps)
-        if together and min(state.host_lengths) == max(state.host_lengths):
+        if together and shared_length(state.host_lengths) is not None:
             self._run = self._slide(state, run, seen, steps[0])
         else:
             self._run = self._move(state, run, seen)
