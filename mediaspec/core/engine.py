@@ -6,7 +6,8 @@ per round (`Engine._sync`). Theory of the round: arXiv:2211.17192 (speculative s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from .greedy import GreedyRng
 from .guidance import expand_index, expand_rows, split_branches
 from .kv import KVStore, shared_length
 from .ledger import Ledger
+from .pilot import Pilot, Policy, drafter_name
 from .record import Recorder
 from .rng import RowRng
 from .stats import DecodeResult, DecodeStats
@@ -72,7 +74,7 @@ class Engine:
     Args:
         target: the model whose law counts.
         rule: decides which drafts stay; with no drafter only its guarantee is reported.
-        drafter: proposes tokens; None decodes plainly.
+        drafter: proposes tokens; None decodes plainly; several by name are for a policy to choose among.
         grammar: forced tokens and the admissible ids; None for free image tokens.
 
     Raises:
@@ -81,9 +83,17 @@ class Engine:
     """
 
     def __init__(
-        self, target: Target, rule: Rule, drafter: Drafter | None = None, grammar: Grammar | None = None
+        self,
+        target: Target,
+        rule: Rule,
+        drafter: Drafter | Mapping[str, Drafter] | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
-        self.target, self.rule, self.drafter, self.grammar = target, rule, drafter, grammar
+        self.target, self.rule, self.grammar = target, rule, grammar
+        if drafter is None:
+            self.drafters: dict[str, Drafter] = {}
+        else:
+            self.drafters = dict(drafter) if isinstance(drafter, Mapping) else {drafter_name(drafter): drafter}
 
     def decode(
         self,
@@ -98,6 +108,8 @@ class Engine:
         trace: bool = False,
         process: Process | None = None,
         ending: Ending | None = None,
+        policy: Policy | None = None,
+        policy_model: str = "default",
         on_round: Callable[[Round], bool | None] | None = None,
     ) -> DecodeResult:
         """Decodes a batch to the end.
@@ -113,6 +125,8 @@ class Engine:
             trace: record how every token came about.
             process: changes the target's logits by what was written before (penalties, masks); one branch only.
             ending: where rows stop before the horizon; None: nowhere.
+            policy: chooses drafter, draft length and tree before every round, instead of `num_draft_tokens` and
+                `tree`; policy_model: what its learned state belongs to.
             on_round: called after every round; returning False stops the run with what is committed.
 
         Returns:
@@ -129,15 +143,18 @@ class Engine:
             trace=trace,
             process=process,
             ending=ending,
+            policy=policy,
+            policy_model=policy_model,
         )
         go_on: bool | None = None
-        while True:
-            try:
-                step = loop.send(go_on)
-            except StopIteration as stop:
-                result: DecodeResult = stop.value
-                return result
-            go_on = on_round(step) if on_round is not None else True
+        with getattr(self.target, "attached", nullcontext)():
+            while True:
+                try:
+                    step = loop.send(go_on)
+                except StopIteration as stop:
+                    result: DecodeResult = stop.value
+                    return result
+                go_on = on_round(step) if on_round is not None else True
 
     @torch.inference_mode()
     def steps(
@@ -153,6 +170,8 @@ class Engine:
         trace: bool = False,
         process: Process | None = None,
         ending: Ending | None = None,
+        policy: Policy | None = None,
+        policy_model: str = "default",
     ) -> Generator[Round, bool | None, DecodeResult]:
         """The loop as a generator of `Round`; sending False ends it early. Arguments as in `decode`.
 
@@ -161,8 +180,7 @@ class Engine:
         """
         target, device = self.target, self.target.device
         budget = self._budget(num_draft_tokens, tree)
-        tree = tree if budget else None
-        nodes = tree.num_nodes if tree is not None else budget
+        pilot = Pilot(self.drafters, budget, tree if budget else None, policy, policy_model)
         if seeds.dim() != 1 or not len(seeds) or seeds.dtype != torch.int64:
             raise ValueError(f"seeds are {seeds.dtype} of shape {list(seeds.shape)}; give int64 [B], one per row")
         batch, horizon = seeds.shape[0], target.num_tokens
@@ -179,11 +197,12 @@ class Engine:
             raise ValueError("process acts on one branch of logits; leave guidance_scale out")
         warp = warp if warp is not None else Warp()
         clock = Clock(device)
-        recorder = Recorder(batch, horizon, nodes if tree is None else tree.max_depth, device, trace)
+        recorder = Recorder(batch, horizon, pilot.depth, device, trace)
         ledger = Ledger(batch, device, getattr(self.rule, "ledger", "tv"))
 
         clock.phase("prefill")
-        cache, output = self._prefill(condition, copies, batch, branches, nodes + 1)
+        target.feature_layers = pilot.features
+        cache, output = self._prefill(condition, copies, batch, branches, pilot.nodes + 1)
         ends = Ends(ending, batch, horizon, device)
         if warp.temperature == 0:
             rng: RowRng = GreedyRng(seeds, vocab_size=target.vocab_size, horizon=horizon)
@@ -193,7 +212,7 @@ class Engine:
             rng = RowRng(seeds, vocab_size=target.vocab_size, horizon=horizon, budget_bytes=0)
         coupled = bool(getattr(self.rule, "coupled", False))
         state = DecodeState(
-            tokens=torch.zeros(batch, horizon + nodes + 1, dtype=torch.int64, device=device),
+            tokens=torch.zeros(batch, horizon + pilot.nodes + 1, dtype=torch.int64, device=device),
             lengths=torch.zeros(batch, dtype=torch.int64, device=device),
             branches=branches,
             warp=warp,
@@ -205,6 +224,7 @@ class Engine:
             allowed=self.grammar.allowed(device) if self.grammar is not None else None,
             condition=condition,
             copies=copies,
+            cache=cache,
         )
         active = list(range(batch))
         self._force(state, 0)
@@ -213,33 +233,28 @@ class Engine:
         state.tokens[:, 0] = first
         state.lengths = state.lengths + ends.cut(state, torch.ones_like(state.lengths), 1, active)
         self._sync(state, cache, first, active, ends)
-        drafter = self.drafter if budget else None
-        if drafter is not None and horizon > 1:
-            drafter.begin(state, output, nodes + 1)
+        if horizon > 1:
+            pilot.begin(state, output)
         clock.phase(None)
         index = 0
         go_on = yield self._report(index, active, recorder, state, None)
         while go_on is not False:
             if self._worth_compacting(state, ends):
-                active = self._drop_finished(state, cache, drafter, recorder, ledger, active, ends)
+                active = self._drop_finished(state, cache, pilot, recorder, ledger, active, ends)
                 if not active:
                     break
             index += 1
-            verdict = self._round(
-                state, cache, drafter, budget, tree, clock, recorder, ledger, active, index, ends, process
-            )
+            verdict = self._round(state, cache, pilot, clock, recorder, ledger, active, index, ends, process)
             go_on = yield self._report(index, active, recorder, state, verdict)
         recorder.store(state, active)
         ledger.store(active)
-        return self._result(recorder, ledger, clock, horizon)
+        return self._result(recorder, ledger, clock, pilot)
 
     def _round(
         self,
         state: DecodeState,
         cache: KVStore,
-        drafter: Drafter | None,
-        budget: int,
-        tree: TreeSpec | None,
+        pilot: Pilot,
         clock: Clock,
         recorder: Recorder,
         ledger: Ledger,
@@ -249,28 +264,29 @@ class Engine:
         process: Process | None,
     ) -> Verdict:
         """One draft-score-verify-commit round for the live rows."""
-        self._force(state, budget)
-        if drafter is None:
-            clock.phase("target")
-            inputs = expand_rows(state.last_token[:, None], state.branches)
-            output = self.target.score(inputs, cache)
-            clock.phase("verify")
-            draft = None
-            nothing = torch.zeros_like(state.lengths)
-            drawn = self._draw(state, self._logits(state, output, None, process, active))
-            verdict = Verdict(nothing, drawn, state.tokens.new_zeros((state.rows, 0), dtype=torch.float32))
+        plan = pilot.plan(state, active, ends, max(cache.host_lengths))
+        self._force(state, plan.budget)
+        draft: Draft | None = None
+        if plan.drafter is not None:
+            clock.phase("draft")
+            draft = plan.drafter.propose(state, plan.budget, plan.tree)
+            draft = self._limit(state, pilot.cut(draft, plan.lengths), ends) if draft.tokens.shape[1] else None
+        clock.phase("target")
+        inputs = state.last_token[:, None]
+        tree = None if draft is None else draft.tree
+        if draft is not None:
+            inputs = torch.cat([inputs, draft.tokens], 1)
+        output = self.target.score(expand_rows(inputs, state.branches), cache, tree)
+        clock.phase("verify")
+        logits = self._logits(state, output, draft, process, active)
+        if draft is None:
+            none = torch.zeros_like(state.lengths)
+            drawn = self._draw(state, logits)
+            verdict = Verdict(none, drawn, state.tokens.new_zeros((state.rows, 0), dtype=torch.float32))
         else:
-            clock.phase("draft")
-            draft = drafter.propose(state, budget, tree)
-            draft = self._limit(state, draft, ends)
-            clock.phase("target")
-            inputs = expand_rows(torch.cat([state.last_token[:, None], draft.tokens], 1), state.branches)
-            output = self.target.score(inputs, cache, tree)
-            clock.phase("verify")
-            logits = self._logits(state, output, draft, process, active)
-            verdict = self.rule.verify(self._inputs(state, draft, logits, drafter))
-            clock.phase("draft")
-            drafter.observe(state, draft, verdict, output)
+            verdict = self.rule.verify(self._inputs(state, draft, logits, plan.drafter))
+        clock.phase("draft")
+        pilot.observe(state, draft, verdict, output)
         clock.phase("commit")
         counts = ends.open(state, verdict.num_accepted + 1)
         self._write(state, draft, verdict)
@@ -287,8 +303,10 @@ class Engine:
             path = torch.cat([root, verdict.path.clamp(min=0)], 1)
             cache.commit(path if state.branches == 1 else path.repeat_interleave(state.branches, 0), rows)
         state.lengths = state.lengths + counts
-        grown, drafted = self._sync(state, cache, verdict.next_token, active, ends, draft)
+        room = [end - 1 - length for end, length in zip(ends.host, state.host_lengths, strict=True)]
+        grown, drafted, accepted = self._sync(state, cache, verdict.next_token, active, ends, draft, verdict)
         recorder.count(grown, drafted)
+        pilot.learn(plan, accepted, room)
         clock.phase(None)
         return verdict
 
@@ -307,14 +325,14 @@ class Engine:
         if copies is not None:
             rows = expand_index(copies, branches)
             cache.select(rows)
-            hidden = output.hidden.index_select(0, rows) if output.hidden is not None else None
-            output = TargetOutput(output.logits.index_select(0, rows), hidden)
+            kept = (output.logits, output.hidden, output.features)
+            output = TargetOutput(*(None if part is None else part.index_select(0, rows) for part in kept))
         return cache, output
 
     def _budget(self, num_draft_tokens: int, tree: TreeSpec | None) -> int:
         if num_draft_tokens < 0:
             raise ValueError(f"num_draft_tokens must be 0 (off) or positive, got {num_draft_tokens}")
-        if self.drafter is None or num_draft_tokens == 0:
+        if not self.drafters or num_draft_tokens == 0:
             return 0
         return tree.max_depth if tree is not None else num_draft_tokens
 
@@ -360,7 +378,8 @@ class Engine:
         return replace(draft, tokens=tokens, lengths=lengths)
 
     @staticmethod
-    def _inputs(state: DecodeState, draft: Draft, logits: Tensor, drafter: Drafter) -> VerifyInputs:
+    def _inputs(state: DecodeState, draft: Draft, logits: Tensor, drafter: Drafter | None) -> VerifyInputs:
+        needs = frozenset() if drafter is None else drafter.needs
         return VerifyInputs(
             target_logits=logits,
             draft=draft,
@@ -370,8 +389,8 @@ class Engine:
             start=state.lengths,
             forced=state.forced[:, : draft.tokens.shape[1] + 1] if state.forced is not None else None,
             allowed=state.allowed,
-            need_choices="choices" in drafter.needs,
-            need_probs="target_probs" in drafter.needs,
+            need_choices="choices" in needs,
+            need_probs="target_probs" in needs,
             host_start=state.host_lengths,
         )
 
@@ -403,9 +422,12 @@ class Engine:
         active: list[int],
         ends: Ends,
         draft: Draft | None = None,
-    ) -> tuple[list[int], list[int]]:
-        """The one host read of a round: how far every row moved, how much of its draft counted, could it draw."""
-        columns = [state.lengths, drawn] if draft is None else [state.lengths, drawn, draft.lengths]
+        verdict: Verdict | None = None,
+    ) -> tuple[list[int], list[int], list[int]]:
+        """The one host read of a round: how far every row moved, how much of its draft counted and was accepted."""
+        columns = [state.lengths, drawn]
+        if draft is not None and verdict is not None:
+            columns += [draft.lengths, verdict.num_accepted]
         if ends.values is not None:
             columns.append(ends.values)
         host = self._host(torch.stack(columns))
@@ -421,7 +443,8 @@ class Engine:
             branches = state.branches
             cache.set_host_lengths([n + grown[row // branches] for row, n in enumerate(cache.host_lengths)])
         state.host_lengths = lengths
-        return grown, host[2] if draft is not None else [0] * len(lengths)
+        nothing = [0] * len(lengths)
+        return (grown, host[2], host[3]) if draft is not None else (grown, nothing, nothing)
 
     @staticmethod
     def _worth_compacting(state: DecodeState, ends: Ends) -> bool:
@@ -432,7 +455,7 @@ class Engine:
         self,
         state: DecodeState,
         cache: KVStore,
-        drafter: Drafter | None,
+        pilot: Pilot,
         recorder: Recorder,
         ledger: Ledger,
         active: list[int],
@@ -445,8 +468,7 @@ class Engine:
         if keep:
             branches = state.branches
             cache.select(expand_index(rows, branches), [row * branches + g for row in keep for g in range(branches)])
-            if drafter is not None:
-                drafter.select(rows)
+            pilot.select(rows)
         state.tokens = state.tokens.index_select(0, rows)
         state.lengths = state.lengths.index_select(0, rows)
         ends.select(keep, rows)
@@ -468,10 +490,10 @@ class Engine:
             lengths[row] = min(length, recorder.horizon)
         return Round(index, list(active), lengths, state, verdict)
 
-    def _result(self, recorder: Recorder, ledger: Ledger, clock: Clock, horizon: int) -> DecodeResult:
+    def _result(self, recorder: Recorder, ledger: Ledger, clock: Clock, pilot: Pilot) -> DecodeResult:
         accepted, tested = recorder.accepted, recorder.tested
         lengths = recorder.final_lengths
-        plain = self.drafter is None or not any(tested)
+        plain = not pilot.drafters or not any(tested)
         stats = DecodeStats(
             tokens=sum(lengths),
             target_calls=recorder.calls,
@@ -482,5 +504,6 @@ class Engine:
             guarantee="exact-tokens" if plain else self.rule.guarantee,
             hellinger_bound=ledger.hellinger_bound(),
             seconds=clock.seconds(),
+            arms=pilot.used,
         )
         return DecodeResult(recorder.tokens, lengths, stats, recorder.trace())

@@ -6,8 +6,9 @@ overwrites. Only an accepted tree path (its nodes lie apart) and row selection m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,10 +76,23 @@ class KVStore:
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         self.hidden_slots: Tensor | None = None
         self.host_lengths: list[int] = [0] * rows
+        self.watch: Callable[..., Any] | None = None  # an `attention.restriction.Watch`, shown every unrestricted pass
 
     @property
     def rows(self) -> int:
         return self.keys.shape[1]
+
+    @property
+    def heads(self) -> int:
+        return self.keys.shape[2]
+
+    @property
+    def head_dim(self) -> int:
+        return self.keys.shape[4]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.keys.dtype
 
     @property
     def capacity(self) -> int:
@@ -134,9 +148,13 @@ class KVStore:
         index = None if uniform else slots[:, None, :, None]
         return Slots(longest if uniform else None, index, positions, live, mask[:, None])
 
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All slots of one layer: keys and values [R, H, capacity, Dh], no copy."""
+        return self.keys[layer], self.values[layer]
+
     def write(self, layer: int, slots: Slots, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Stores [R, H, N, Dh] keys and values of one layer; returns views [R, H, live, Dh] of all live ones."""
-        all_keys, all_values = self.keys[layer], self.values[layer]
+        all_keys, all_values = self.layer(layer)
         if slots.start is not None:
             stop = slots.start + keys.shape[2]
             all_keys[:, :, slots.start : stop] = keys

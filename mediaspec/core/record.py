@@ -45,7 +45,8 @@ class Recorder:
         if self.live is None:
             return
         accepted = verdict.num_accepted[:, None]
-        order = self.order[: (1 if draft is None else self.depth + 1)]
+        depth = 0 if draft is None else draft.tokens.shape[1] if draft.tree is None else draft.tree.max_depth
+        order = self.order[: depth + 1]
         where = (state.lengths[:, None] + order).clamp(max=self.live["kind"].shape[1] - 1)
         stopped = torch.full_like(accepted, Trace.BONUS)
         if draft is not None:

@@ -42,6 +42,7 @@ class DecodeStats:
         hellinger_bound: per row, the sharper bound where the rule keeps a Hellinger ledger, else None.
         guarantee: the rule's guarantee, "exact-tokens", "exact-law", "bounded-drift" or "unbounded".
         seconds: per phase: prefill, draft, target, verify, commit.
+        arms: rounds a policy gave to each arm, "drafter:K" or "plain"; empty without a policy.
     """
 
     tokens: int
@@ -53,6 +54,7 @@ class DecodeStats:
     guarantee: str
     hellinger_bound: list[float] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    arms: dict[str, int] = field(default_factory=dict)
 
     @property
     def tokens_per_call(self) -> float:

@@ -71,10 +71,18 @@ class Verdict:
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """One target pass: `logits` [R, N, V], `hidden` [R, N, D] is the last layer's output before the final norm."""
+    """One target pass over N inputs.
+
+    Args:
+        logits: [R, N, V].
+        hidden: [R, N, D] is the last layer's output before the final norm.
+        features: [R, N, F * D], the outputs of the F layers in `Target.feature_layers` side by side; after a prefill
+            they are those of all C prefix positions, [R, C, F * D]. None where no layer was asked for.
+    """
 
     logits: Tensor
     hidden: Tensor | None = None
+    features: Tensor | None = None
 
 
 @runtime_checkable
@@ -90,6 +98,7 @@ class Target(Protocol):
     hidden_size: int
     num_tokens: int
     grid: tuple[int, int] | None
+    feature_layers: tuple[int, ...]
 
     @property
     def device(self) -> torch.device: ...
@@ -131,6 +140,7 @@ class DecodeState:
         allowed: [V] bool, tokens a free position may take; None when all.
         condition: what the target's prefill was given (a drafter with a model of its own prefills from it).
         copies: [B] int64, the prompt of every row, None when row b has prompt b.
+        cache: the target's keys and values as of the last commit, for drafters that attend to them; read only.
     """
 
     tokens: Tensor
@@ -146,6 +156,7 @@ class DecodeState:
     allowed: Tensor | None = None
     condition: Any = None
     copies: Tensor | None = None
+    cache: KVStore | None = None
 
     @property
     def rows(self) -> int:
@@ -163,7 +174,11 @@ class DecodeState:
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes tokens. `needs` names what it wants to observe: any of "hidden", "target_probs", "choices"."""
+    """Proposes tokens. `needs` names what it wants to observe: any of "hidden", "target_probs", "choices".
+
+    A drafter that reads outputs of inner layers has an attribute `feature_layers`, a tuple of layer indices; the loop
+    hands it to the target, which then fills `TargetOutput.features`.
+    """
 
     @property
     def needs(self) -> frozenset[str]: ...
@@ -176,8 +191,11 @@ class Drafter(Protocol):
         """At most `budget` tokens deep; `lengths` may be shorter per row. `budget` >= 1."""
         ...
 
-    def observe(self, state: DecodeState, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
-        """Called after every verification with the state *before* the round's tokens are committed."""
+    def observe(self, state: DecodeState, draft: Draft | None, verdict: Verdict, output: TargetOutput) -> None:
+        """Called after every round with the state *before* its tokens are committed.
+
+        Where a policy chooses, `draft` may be another drafter's, or None after a plain round.
+        """
         ...
 
     def select(self, rows: Tensor) -> None:

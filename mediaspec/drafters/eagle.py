@@ -132,7 +132,7 @@ class EagleDrafter:
         # draft slots lie behind the committed ones, whose lengths do not move: nothing to roll back
         return self._grow(state, run, hidden, tree) if tree is not None else self._chain(state, run, hidden, budget)
 
-    def observe(self, state: DecodeState, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
+    def observe(self, state: DecodeState, draft: Draft | None, verdict: Verdict, output: TargetOutput) -> None:
         run = self._live()
         assert output.hidden is not None
         hidden = self.head.read(output.hidden, state.guidance).to(run.hidden.dtype)

@@ -97,6 +97,7 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
         self.window, self.init, self.redraft = window, init, redraft
         self._run: _Run | None = None
         self._seen: _Seen | None = None
+        self._stale = False
 
     def check(self, target: Target) -> None:
         """Refuses init="above" where the target has no grid."""
@@ -107,15 +108,20 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
         self.check(state.target)
         coupled = state.draft_purpose == TARGET
         self.needs = frozenset({"choices" if coupled else "target_probs"})
+        self._run, self._seen, self._stale = self._empty(state, coupled, 0), None, False
+
+    def _empty(self, state: DecodeState, coupled: bool, passes: int) -> _Run:
+        """A window of fresh guesses behind the newest token."""
         tokens = state.tokens.new_zeros(state.rows, self.window)
         probs = None if coupled else tokens.new_zeros(*tokens.shape, state.target.vocab_size, dtype=torch.float32)
-        fresh = torch.full_like(state.lengths, self.window)
-        self._run = self._fill(state, _Run(tokens, probs, 0), fresh, None)
-        self._seen = None
+        return self._fill(state, _Run(tokens, probs, passes), torch.full_like(state.lengths, self.window), None)
 
     def propose(self, state: DecodeState, budget: int, tree: TreeSpec | None = None) -> Draft:
         if tree is not None:
             raise ValueError("a Jacobi window is a chain; leave tree=None with this drafter")
+        if self._stale:
+            run = self._live()
+            self._run, self._stale = self._empty(state, run.probs is None, run.passes + 1), False
         run = self._advance(state, self._live())
         steps = draft_steps(state, budget)
         lengths = draft_lengths(state, min(steps, self.window))
@@ -126,10 +132,12 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
         probs = run.probs.index_select(1, order) if run.probs is not None else None
         return Draft(run.tokens.index_select(1, order), lengths, probs)
 
-    def observe(self, state: DecodeState, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
+    def observe(self, state: DecodeState, draft: Draft | None, verdict: Verdict, output: TargetOutput) -> None:
         coupled = self._live().probs is None
         scores = verdict.choices if coupled else verdict.target_probs
-        assert scores is not None, "this drafter needs the target's choices or laws at every scored position"
+        if draft is None or scores is None:  # another drafter's round: the window no longer stands where it was made
+            self._seen, self._stale = None, True
+            return
         self._seen = _Seen(draft.tokens.shape[1], scores, state.lengths, list(state.host_lengths))
 
     def select(self, rows: Tensor) -> None:

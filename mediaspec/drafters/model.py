@@ -92,7 +92,7 @@ class ModelDrafter:
         run.cache.rollback(lengths, host_lengths)
         return draft
 
-    def observe(self, state: DecodeState, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
+    def observe(self, state: DecodeState, draft: Draft | None, verdict: Verdict, output: TargetOutput) -> None:
         """Nothing to keep: committed tokens are fed at the next `propose`."""
 
     def select(self, rows: Tensor) -> None:

@@ -31,9 +31,12 @@ NOTHING = -1  # fills columns without a token; equals no token
 
 @dataclass
 class _Run:
-    """[B, M + C] what stands before the new tokens of every row, at the right end."""
+    """`before` [B, M + C]: what stands before the new tokens of every row, at the right end. `matched` [B, W]: the
+    matches when the rows had the lengths `asked`."""
 
     before: Tensor
+    matched: Tensor | None = None
+    asked: tuple[int, ...] = ()
 
 
 class NgramDrafter:
@@ -110,16 +113,32 @@ class NgramDrafter:
     def propose(self, state: DecodeState, budget: int, tree: TreeSpec | None = None) -> Draft:
         if tree is not None:
             raise ValueError("the ngram drafter proposes chains; leave `tree` out and set num_draft_tokens")
-        before = self._live().before
-        text = torch.cat([before, state.tokens], 1)
-        tokens, lengths, _ = self.continuation(text, budget, before.shape[1] + state.lengths)
+        text, ends, matched = self._look(state)
+        tokens, lengths, _ = self._continue(text, budget, ends, matched)
         room = (state.target.num_tokens - 1 - state.lengths).clamp(min=0)
         lengths = torch.minimum(lengths, room)
         # columns that count in no row are scored for nothing; on the CPU looking costs no sync
         width = max(1, int(lengths.max())) if tokens.device.type == "cpu" else budget
         return Draft(tokens[:, :width].clamp(min=0), lengths)
 
-    def observe(self, state: DecodeState, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
+    def ready(self, state: DecodeState) -> bool:
+        """Whether at least half of the rows have a match; True on an accelerator, where looking would be a sync."""
+        if state.tokens.device.type != "cpu":
+            return True
+        found = self._look(state)[2].amax(1) > 0
+        return 2 * int(found.sum()) >= state.rows
+
+    def _look(self, state: DecodeState) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows' whole texts [B, W], their ends [B] and the matches [B, W], searched once per round."""
+        run = self._live()
+        width = run.before.shape[1] + max(state.host_lengths)
+        text = torch.cat([run.before, state.tokens[:, : max(state.host_lengths)]], 1)
+        ends, asked = run.before.shape[1] + state.lengths, tuple(state.host_lengths)
+        if run.matched is None or run.asked != asked or run.matched.shape[1] != width:
+            run.matched, run.asked = self._matches(text, ends), asked
+        return text, ends, run.matched
+
+    def observe(self, state: DecodeState, draft: Draft | None, verdict: Verdict, output: TargetOutput) -> None:
         """Nothing to keep: the text is read from the state."""
 
     def select(self, rows: Tensor) -> None:
@@ -138,7 +157,12 @@ class NgramDrafter:
         """
         if ends is None:
             ends = torch.full_like(text[:, 0], text.shape[1])
-        matched = self._matches(text, ends)
+        return self._continue(text, count, ends, self._matches(text, ends))
+
+    def _continue(
+        self, text: Tensor, count: int, ends: Tensor, matched: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`continuation` from known matches [B, W]."""
         if self.method == "lookup":
             tokens, length = self._copy(text, ends, matched, count)
         else:

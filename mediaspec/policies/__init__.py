@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from .arm import PLAIN, Arm, make_arms
+from ..core.arm import PLAIN, Arm, make_arms
 from .base import DraftPolicy
 from .budget import BudgetPolicy, allocate, verify_budget
 from .exp3 import EXP3Policy
 from .fixed import FixedPolicy
 from .hedge import HedgePolicy
-from .outcome import Choice, Outcome
+from ..core.outcome import Choice, Outcome
 from .survival import SurvivalPolicy
 from .thompson import ThompsonPolicy
 from .ucb import UCBPolicy

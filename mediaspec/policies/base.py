@@ -35,16 +35,16 @@ import difflib
 import inspect
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..core.component import ConfigMixin, SchedulerMixin, register_to_config
-from .arm import Arm, make_arms
+from ..core.arm import Arm, make_arms
 from .cost import CostTable
 from .off_switch import OffSwitch
-from .outcome import Choice, Outcome
+from ..core.outcome import Choice, Outcome
 from .stream import Stream
 
 __all__ = ["Choice", "DraftPolicy", "Learner", "Outcome", "check_count", "check_number"]
@@ -73,6 +73,7 @@ class _Memory:
     used: int = 0
     drafter: str | None = None
     anchors: list[int] = field(default_factory=list)
+    idle: frozenset[int] = frozenset()
 
 
 class DraftPolicy(SchedulerMixin, ConfigMixin):
@@ -206,15 +207,20 @@ class DraftPolicy(SchedulerMixin, ConfigMixin):
         memory.drafter = None
         self._request()
 
-    def choose(self, rows: Sequence[int], length: int = 0) -> Choice:
+    def choose(self, rows: Sequence[int], length: int = 0, ready: Collection[str] | None = None) -> Choice:
         """The arm of the next round.
 
         Args:
             rows: ids of the rows that will take part (any integers that stay with a row).
             length: longest context among them in tokens, prefix included.
+            ready: drafters that have something to propose now (a lookup without a match has not); None: all.
         """
         memory = self._now()
         taking = tuple(rows)
+        if ready is not None:
+            memory.idle = frozenset(i for i, arm in enumerate(memory.arms) if not arm.off and arm.drafter not in ready)
+            if len(memory.idle) == len(memory.arms):  # no plain arm to fall back to
+                memory.idle = frozenset()
         if not taking:
             raise ValueError("rows is empty; name the rows that take part in the round, e.g. [0]")
         costs = memory.costs.costs(len(taking), length)
@@ -345,16 +351,17 @@ class DraftPolicy(SchedulerMixin, ConfigMixin):
 
     def _next(self, memory: _Memory, rows: tuple[int, ...], costs: list[float]) -> tuple[int, bool]:
         """Index of the arm, and whether the round is there to learn."""
-        if memory.warm < len(memory.anchors):
+        if memory.warm < len(memory.anchors) and memory.anchors[memory.warm] not in memory.idle:
             memory.warm += 1
             return memory.anchors[memory.warm - 1], True
         plain = memory.costs.plain
         if memory.anchors and plain is not None and memory.rounds - memory.used >= REFRESH:
             return plain, True
         probe = memory.switch.probe(costs)
-        if probe is not None:
+        if probe is not None and probe not in memory.idle:
             return probe, True
-        usable = [index for index, is_open in enumerate(memory.switch.open) if is_open]
+        usable = [index for index, is_open in enumerate(memory.switch.open) if is_open and index not in memory.idle]
+        usable = usable or [index for index in range(len(memory.arms)) if index not in memory.idle]
         return self._pick(rows, costs, usable), False
 
     def _check(self, choice: Choice, outcome: Outcome, memory: _Memory) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..core.component import register_to_config
 from .levels import Levels
-from .outcome import Choice, Outcome
+from ..core.outcome import Choice, Outcome
 from .survival import SurvivalCounts, SurvivalPolicy, level_rates
 
 __all__ = ["BudgetPolicy", "allocate", "verify_budget"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .arm import Arm, groups_of
+from ..core.arm import Arm, groups_of
 
 __all__ = ["CostTable"]
 
@@ -42,7 +42,7 @@ class CostTable:
         ValueError: `given` does not hold one positive number per arm.
 
     Example:
-        >>> from mediaspec.policies.arm import make_arms
+        >>> from mediaspec.core.arm import make_arms
         >>> table = CostTable(make_arms(["ngram"], (1, 2)), given=[1.0, 1.1, 1.2])
         >>> table.costs(rows=1, length=0)
         [1.0, 1.1, 1.2]

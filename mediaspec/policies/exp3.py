@@ -17,7 +17,7 @@ from typing import Any
 
 from ..core.component import register_to_config
 from .base import DraftPolicy, Learner, check_number
-from .outcome import Choice, Outcome
+from ..core.outcome import Choice, Outcome
 
 __all__ = ["EXP3Policy", "exp3_probabilities"]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from ..core.component import register_to_config
 from ..core.tree import TreeSpec
-from .arm import PLAIN, Arm
+from ..core.arm import PLAIN, Arm
 from .base import DraftPolicy, Learner, check_count
-from .outcome import Choice, Outcome
+from ..core.outcome import Choice, Outcome
 
 __all__ = ["FixedPolicy"]
 

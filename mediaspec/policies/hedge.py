@@ -20,7 +20,7 @@ from typing import Any
 from ..core.component import register_to_config
 from .base import DraftPolicy, Learner, check_number
 from .levels import expected_tokens
-from .outcome import Choice, Outcome
+from ..core.outcome import Choice, Outcome
 
 __all__ = ["HedgePolicy", "exponential_weights", "normal_hedge_weights"]
 

@@ -19,11 +19,11 @@ from typing import Any
 
 from ..core.component import register_to_config
 from ..core.tree import TreeSpec
-from .arm import Arm, make_arms
+from ..core.arm import Arm, make_arms
 from .base import DraftPolicy, Learner, check_count, check_number
 from .levels import Levels, expected_tokens
 from .off_switch import probe_interval
-from .outcome import Choice, Outcome
+from ..core.outcome import Choice, Outcome
 
 __all__ = ["SurvivalCounts", "SurvivalPolicy", "level_rates"]
 
@@ -186,7 +186,7 @@ class SurvivalPolicy(DraftPolicy):
         best = (1.0 if number < 0 else expected[number][memory.arms[index].depth]) / costs[index]
         for other, group in enumerate(table.groups):
             waited = memory.rounds - self.learner.last[other] + 1
-            if other != number and waited >= self._every:
+            if other != number and waited >= self._every and group[0] not in memory.idle:
                 gains = expected[other]
                 loss, arm = min(
                     ((costs[arm] + table.switch[other]) * best - gains[memory.arms[arm].depth], arm) for arm in group
@@ -198,11 +198,13 @@ class SurvivalPolicy(DraftPolicy):
     def _pick(self, rows: tuple[int, ...], costs: list[float], usable: list[int]) -> int:
         memory, expected = self._now(), self._expected()
         table, arms = memory.costs, memory.arms
-        chosen, best = usable[0], 0.0
+        chosen, best = usable[0], 0.0  # every arm of a group is usable or none is
         if table.plain is not None:
             chosen, best = table.plain, 1.0 / costs[table.plain]
         for number, group in enumerate(table.groups):
             tokens, first = expected[number], arms[group[0]]
+            if group[0] in memory.idle:
+                continue
             extra = 0.0 if first.drafter == memory.drafter else table.switch[number] / HOLD
             for index in group:
                 value = tokens[arms[index].depth] / (costs[index] + extra)

@@ -23,7 +23,10 @@ from ..core.kv import KVStore
 from ..core.prompt import TokenPrompt
 from ..core.tree import TreeSpec
 from ..core.types import TargetOutput
+from ..models.linears import PreparedLinears
+from ..attention.restriction import Restriction
 from .kv_attention import NAME, KVPass
+from .restricted import RestrictedKeys, RestrictedPass
 
 __all__ = ["CausalLMTarget"]
 
@@ -39,6 +42,8 @@ class CausalLMTarget:
         num_tokens: T, new tokens per row at most.
         vocab_size: V of the logits; None is the model's own. A draft model with a differently padded head takes the
             target's: surplus logits are cut, missing ones can never be drawn.
+        fast_linears: on the CPU, multiply few rows with matrices prepared once per model (`models.linears`), which
+            takes as much memory again as the weights, or half of it.
 
     Raises:
         ValueError: the model is no decoder, does not go through `AttentionInterface`, or has layers without keys and
@@ -56,7 +61,9 @@ class CausalLMTarget:
 
     grid: tuple[int, int] | None = None
 
-    def __init__(self, model: PreTrainedModel, num_tokens: int, *, vocab_size: int | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, num_tokens: int, *, vocab_size: int | None = None, fast_linears: bool = True
+    ) -> None:
         self.model = model
         self.config = model.config.get_text_config(decoder=True)
         _check(model, self.config)
@@ -74,6 +81,9 @@ class CausalLMTarget:
         self._unmasked = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)
         self._attached = 0
         self._seen: Tensor | None = None
+        self._restricted: RestrictedKeys | None = None
+        self.feature_layers: tuple[int, ...] = ()
+        self._linears = PreparedLinears.of(model) if fast_linears else None
 
     @property
     def device(self) -> torch.device:
@@ -110,6 +120,7 @@ class CausalLMTarget:
         last = [length - 1 for length in condition.host_lengths]
         logits: Tensor | None = None
         hidden: Tensor | None = None
+        features: list[Tensor] = []
         with self.attached():
             for start in range(0, total, CHUNK):
                 ids = condition.ids[:, start : start + CHUNK]
@@ -121,10 +132,12 @@ class CausalLMTarget:
                 logits = output.logits if logits is None else torch.where(here, output.logits, logits)
                 if output.hidden is not None:
                     hidden = output.hidden if hidden is None else torch.where(here, output.hidden, hidden)
+                if output.features is not None:
+                    features.append(output.features)
                 cache.advance(torch.full_like(cache.lengths, count), [count] * cache.rows)
         assert logits is not None
         cache.rollback(condition.lengths, list(condition.host_lengths))
-        return TargetOutput(logits, hidden)
+        return TargetOutput(logits, hidden, torch.cat(features, 1) if features else None)
 
     @torch.inference_mode()
     def score(self, tokens: Tensor, cache: KVStore, tree: TreeSpec | None = None) -> TargetOutput:
@@ -139,6 +152,33 @@ class CausalLMTarget:
         """
         with self.attached():
             return self._pass(tokens, cache, tree, None)
+
+    @contextmanager
+    def restricted(self, cache: KVStore, restriction: Restriction) -> Iterator[None]:
+        """While open, passes over `cache` read the committed keys that `restriction` names and all later ones.
+
+        A drafter opens it around the draft passes of one round (`attention.restriction`).
+
+        Raises:
+            ValueError: the cache does not keep all keys.
+        """
+        before, self._restricted = self._restricted, RestrictedKeys(cache, restriction)
+        try:
+            yield
+        finally:
+            self._restricted = before
+
+    @torch.inference_mode()
+    def retrace(self, tokens: Tensor, cache: KVStore) -> None:
+        """Runs the last N committed tokens [R, N] of every row again, writing nothing: for what `cache.watch` sees."""
+        lengths, host = cache.lengths, list(cache.host_lengths)
+        count = tokens.shape[1]
+        cache.rollback(lengths - count, [length - count for length in host])
+        try:
+            with self.attached():
+                self._pass(tokens, cache, None, [0] * len(tokens), write=False)
+        finally:
+            cache.rollback(lengths, host)
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
@@ -163,6 +203,8 @@ class CausalLMTarget:
             before = self.config._attn_implementation
             self.model.set_attn_implementation(NAME)
             hook = self.model.get_output_embeddings().register_forward_pre_hook(self._note)
+            if self._linears is not None:
+                self._linears.attach()
         self._attached += 1
         try:
             yield
@@ -170,6 +212,8 @@ class CausalLMTarget:
             self._attached -= 1
             if self._attached == 0:
                 hook.remove()
+                if self._linears is not None:
+                    self._linears.detach()
                 self.model.set_attn_implementation(before)
 
     def _note(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -185,8 +229,10 @@ class CausalLMTarget:
             return nn.functional.pad(logits, (0, missing), value=float("-inf"))
         return logits[..., : self.vocab_size] if missing < 0 else logits
 
-    def _pass(self, tokens: Tensor, cache: KVStore, tree: TreeSpec | None, ends: list[int] | None) -> TargetOutput:
-        """One forward pass; `ends` picks one position per row, None returns all."""
+    def _pass(
+        self, tokens: Tensor, cache: KVStore, tree: TreeSpec | None, ends: list[int] | None, write: bool = True
+    ) -> TargetOutput:
+        """One forward pass; `ends` picks one position per row, None returns all; `write=False` leaves the store."""
         slots = cache.plan(tokens.shape[1], tree)
         keys = torch.arange(slots.live, device=tokens.device)[None]
         if tree is not None:
@@ -194,11 +240,16 @@ class CausalLMTarget:
             depth = tree.depth_tensor(tokens.device)
             within = depth[offset.clamp(0, tokens.shape[1] - 1)]
             keys = torch.where(offset >= 0, cache.lengths[:, None] + within, keys)
-        kv_pass = KVPass(cache, slots, keys)
+        restricted = None
+        if self._restricted is not None and self._restricted.store is cache:
+            restricted = RestrictedPass(self._restricted, slots)
+        kv_pass = KVPass(cache, slots, keys, restricted, write)
         arguments: dict[str, Any] = {self._cache_name: kv_pass, "kv_pass": kv_pass}
         wanted: list[int] = [] if ends is None else sorted(set(ends))
         if ends is not None and self._keeps:
             arguments["logits_to_keep"] = torch.tensor(wanted, device=tokens.device)
+        layers = self._layers() if self.feature_layers else []
+        heard = [_Ear(layers[index]) for index in self.feature_layers]
         output = self.model(
             input_ids=self._own(tokens),
             attention_mask=self._unmasked,  # four dimensions: the model builds no mask of its own
@@ -209,12 +260,42 @@ class CausalLMTarget:
         )
         logits, hidden = output.logits, self._seen
         self._seen = None
+        features = torch.cat([ear.close() for ear in heard], -1) if heard else None
         if ends is not None:
             columns = [wanted.index(end) for end in ends] if self._keeps else ends
             at = torch.tensor(columns, device=tokens.device)[:, None, None]
             logits = logits.gather(1, at.expand(-1, 1, logits.shape[2]))
             hidden = None if hidden is None else hidden.gather(1, at.expand(-1, 1, hidden.shape[2]))
-        return TargetOutput(self._sized(logits), hidden)
+        return TargetOutput(self._sized(logits), hidden, features)
+
+    def _layers(self) -> nn.ModuleList:
+        """The decoder layers.
+
+        Raises:
+            ValueError: a feature layer that the model does not have, or layers that are not where they usually are.
+        """
+        layers = getattr(self.model.base_model, "layers", None)
+        if not isinstance(layers, nn.ModuleList):
+            raise ValueError(f"{type(self.model).__name__} keeps its layers in no list `layers`; use another drafter")
+        if max(self.feature_layers) >= len(layers):
+            raise ValueError(f"layers {self.feature_layers} were asked for, {type(self.model).__name__} has {len(layers)}")
+        return layers
+
+
+class _Ear:
+    """Keeps the output [R, N, D] of one layer's next call."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.heard: Tensor | None = None
+        self.hook = layer.register_forward_hook(self._hear)
+
+    def _hear(self, module: nn.Module, given: Any, output: Any) -> None:
+        self.heard = output if isinstance(output, Tensor) else output[0]
+
+    def close(self) -> Tensor:
+        self.hook.remove()
+        assert self.heard is not None, "the layer was not called"
+        return self.heard
 
 
 def _check(model: PreTrainedModel, config: Any) -> None:

@@ -18,10 +18,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache
 from transformers.masking_utils import eager_mask
 
+from ..attention.logits import LogitForm
+from ..attention.restriction import Restriction, Visible, Watch, Window
 from ..core.kv import KVStore, Slots
 from ..models.row_attention import RowAttention
+from .restricted import Part, RestrictedPass, joined, parted_attention
 
-__all__ = ["NAME", "KVPass"]
+__all__ = ["NAME", "KVPass", "Restriction", "Visible", "Watch", "Window"]
 
 NAME = "mediaspec"
 """The name under which models find this attention: `model.set_attn_implementation(NAME)`."""
@@ -34,11 +37,21 @@ class KVPass(Cache):
         store: keys and values of all layers.
         slots: where the pass writes, from `store.plan`.
         key_positions: [R or 1, live] int64 sequence position of every live slot; needed where a layer has a window.
+        restricted: which keys the pass reads, see `attention.restriction`; None: all.
+        write: False only reads: what the pass computes is in the store already.
     """
 
-    def __init__(self, store: KVStore, slots: Slots, key_positions: Tensor) -> None:
+    def __init__(
+        self,
+        store: KVStore,
+        slots: Slots,
+        key_positions: Tensor,
+        restricted: RestrictedPass | None = None,
+        write: bool = True,
+    ) -> None:
         super().__init__(layers=[])
         self.store, self.slots, self.key_positions = store, slots, key_positions
+        self.restricted, self.writes = restricted, write
         self.windows: dict[int, tuple[Slots, int]] = {}
         self.prepared: dict[int | None, RowAttention | None] = {}
 
@@ -47,12 +60,15 @@ class KVPass(Cache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         """Stores [R, H / G, N, D] keys and values of a layer; returns all live ones."""
-        wanted = self.store.keys.shape[2], self.store.keys.shape[4]
+        wanted = self.store.heads, self.store.head_dim
         if (key_states.shape[1], key_states.shape[3]) != wanted or value_states.shape != key_states.shape:
             raise ValueError(
                 f"layer {layer_idx} has keys {list(key_states.shape)} and values {list(value_states.shape)}, the "
                 f"store holds {wanted[0]} heads of size {wanted[1]}: models whose layers differ are not supported"
             )
+        if not self.writes:
+            keys, values = self.store.layer(layer_idx)
+            return keys[:, :, : self.slots.live], values[:, :, : self.slots.live]
         return self.store.write(layer_idx, self.slots, key_states, value_states)
 
     def attend(
@@ -67,6 +83,12 @@ class KVPass(Cache):
         sinks: Tensor | None,
     ) -> Tensor:
         """[R, H, N, D] queries over what `update` returned -> [R, N, H, D]."""
+        if self.restricted is not None and window is None:
+            parts = self.restricted.parts(layer, keys, values)
+            if parts is not None:
+                return attention_of_parts(queries, parts, scaling, softcap, sinks)
+        if self.restricted is None and self.store.watch is not None:
+            self.store.watch(layer, queries, keys, self.slots, LogitForm(scaling, softcap, window, sinks))
         slots, first = self._seen(window)
         if softcap is None and sinks is None:
             rows = self._rows(window, slots, queries)
@@ -77,7 +99,7 @@ class KVPass(Cache):
     def _rows(self, window: int | None, slots: Slots, queries: Tensor) -> RowAttention | None:
         """The bit-stable products for float32 on the CPU, made once per pass and window."""
         if window not in self.prepared:
-            heads = self.store.keys.shape[2]
+            heads = self.store.heads
             group, count = queries.shape[1] // heads, queries.shape[2]
             serves = RowAttention.serves(self.store, heads, group * count)
             if serves and slots.mask is not None and group > 1:
@@ -93,10 +115,10 @@ class KVPass(Cache):
             inside = self.key_positions[:, None, :] > self.slots.positions[:, :, None] - window
             mask = self.slots.mask
             if mask is None:
-                mask = torch.zeros((), dtype=self.store.keys.dtype, device=inside.device)
+                mask = torch.zeros((), dtype=self.store.dtype, device=inside.device)
             mask = torch.where(inside[:, None], mask, float("-inf"))
             first = 0
-            if not RowAttention.serves(self.store, self.store.keys.shape[2], 1):
+            if not RowAttention.serves(self.store, self.store.heads, 1):
                 first = max(0, min(self.store.host_lengths) - window + 1)
             self.windows[window] = replace(self.slots, mask=mask[..., first:]), first
         return self.windows[window]
@@ -139,6 +161,16 @@ def attention(
         weights = torch.cat([weights, sink], -1)
     law = weights.softmax(-1, dtype=torch.float32).to(queries.dtype)
     return (law[..., : keys.shape[2]] @ values).transpose(1, 2)
+
+
+def attention_of_parts(
+    queries: Tensor, parts: list[Part], scaling: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """`attention` over several parts: joined where a copy is cheap, one by one in float32 on the CPU."""
+    if softcap is None and sinks is None and queries.dtype == torch.float32 and queries.device.type == "cpu":
+        return parted_attention(queries, parts, scaling)
+    keys, values, mask = joined(parts, queries.shape[1] // parts[0][0].shape[1])
+    return attention(queries, keys, values, mask, scaling, softcap, sinks)
 
 
 def _grouped(rows: RowAttention, layer: int, queries: Tensor, heads: int) -> Tensor:

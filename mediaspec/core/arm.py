@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.tree import TreeSpec
+from .tree import TreeSpec
 
 __all__ = ["PLAIN", "Arm", "groups_of", "make_arms"]
 
