@@ -8,6 +8,10 @@
 Any language model of transformers decodes on the same core:
 
     >>> model.generate(**inputs, custom_generate=mediaspec.speculative, drafter="ngram")
+
+Long prompts may keep fewer keys and values, until the handle is removed:
+
+    >>> handle = mediaspec.enable(model, attention="light_transfer")
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .core.engine import Engine
+    from .integrations.enable import enable
     from .integrations.generate import speculative
     from .pipelines import AutoPipeline, ClassToImagePipeline, TextGenerationPipeline, TextToImagePipeline
 
@@ -28,6 +33,7 @@ __all__ = [
     "TextGenerationPipeline",
     "TextToImagePipeline",
     "__version__",
+    "enable",
     "speculative",
 ]
 
@@ -38,6 +44,7 @@ _LAZY = {
     "TextToImagePipeline": "mediaspec.pipelines",
     "TextGenerationPipeline": "mediaspec.pipelines",
     "Engine": "mediaspec.core.engine",
+    "enable": "mediaspec.integrations.enable",
     "speculative": "mediaspec.integrations.generate",
 }
 

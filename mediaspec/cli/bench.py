@@ -9,11 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
+from . import bench_text
 from .errors import plain_errors
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Time rules against plain decoding.", no_args_is_help=True)
+app.command(name="text")(bench_text.text)
 
 RULES = "plain,exact,coupled,cool_sd,lantern++,gsd"
 

@@ -9,11 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
+from . import eval_text
 from .errors import plain_errors
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Measure pictures: distances, caption scores, drift.", no_args_is_help=True)
+app = typer.Typer(help="Measure pictures and texts: distances, caption scores, perplexity.", no_args_is_help=True)
+app.command(name="text")(eval_text.text)
 
 RULES = "plain,exact,cool_sd:delta=1.1"
 

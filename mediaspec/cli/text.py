@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Annotated, Any
 
 import typer
 
 from .errors import plain_errors
 
-__all__ = ["text"]
+__all__ = ["text", "torch_dtype", "usable_device"]
 
 
 def text(
     prompts: Annotated[list[str], typer.Argument(help="Texts to go on from.")],
-    model: Annotated[str, typer.Option(help="Folder or repository of a transformers causal language model.")],
+    model: Annotated[str, typer.Option(help="Folder or repository of a causal language model, or smollm2.")],
     max_new_tokens: Annotated[int, typer.Option(help="New tokens per text at most.")] = 128,
     seed: Annotated[int, typer.Option(help="Seed of text 0; text k gets seed + k.")] = 0,
     num_texts: Annotated[int, typer.Option(help="Texts per prompt.")] = 1,
@@ -23,10 +22,19 @@ def text(
     top_k: Annotated[int, typer.Option(help="0 keeps all tokens.")] = 0,
     top_p: Annotated[float, typer.Option(help="1 keeps all tokens.")] = 1.0,
     rule: Annotated[str, typer.Option(help="coupled, exact, cool_sd, ...; plain for no speculation.")] = "coupled",
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends an answer; may be given often.")] = None,
     drafter: Annotated[
-        str, typer.Option(help="ngram, suffix, none, or the folder of a smaller model of the same tokenizer.")
-    ] = "ngram",
-    num_draft_tokens: Annotated[int, typer.Option(help="Tokens drafted per round; 0 switches it off.")] = 5,
+        str | None,
+        typer.Option(
+            help="ngram, suffix, eagle3, longspec, lazy, sparse, none, or the folder of a smaller model of the same "
+            "tokenizer or of a trained head; without it lookup, and every shipped head that belongs to the model."
+        ),
+    ] = None,
+    num_draft_tokens: Annotated[
+        int | None, typer.Option(help="Tokens drafted per round; 0 switches it off, without it the policy chooses.")
+    ] = None,
+    tree: Annotated[str | None, typer.Option(help="Draft tree: children per level, such as '[3, 2, 1]'.")] = None,
+    policy: Annotated[str | None, typer.Option(help="survival (the default), ucb, exp3, fixed, ...")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put every prompt into the model's chat template.")] = False,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...; default: cuda where there is one.")] = "auto",
@@ -34,21 +42,10 @@ def text(
 ) -> None:
     """Write texts that go on from PROMPTS."""
     with plain_errors():
-        import torch
-        from transformers import AutoModelForCausalLM
-
         from ..pipelines.text_generation import TextGenerationPipeline
 
-        kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-        if dtype not in kinds:
-            raise ValueError(f"--dtype {dtype}; write one of {', '.join(kinds)}")
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        small: Any = drafter
-        if os.path.isdir(drafter):
-            loaded: Any = AutoModelForCausalLM.from_pretrained(drafter, dtype=kinds[dtype])
-            small = loaded.to(device).eval()
-        pipe = TextGenerationPipeline.from_pretrained(model, dtype=kinds[dtype], device=device)
+        kind, device = torch_dtype(dtype), usable_device(device)
+        pipe = TextGenerationPipeline.from_pretrained(model, dtype=kind, device=device)
         given: list[Any] = [[{"role": "user", "content": one}] for one in prompts] if chat else list(prompts)
         out = pipe(
             given,
@@ -59,8 +56,11 @@ def text(
             top_k=top_k,
             top_p=top_p,
             rule=rule,
-            drafter=small,
+            stop=stop,
+            drafter=drafter,
             num_draft_tokens=num_draft_tokens,
+            tree=tree,
+            policy=policy,
         )
         stats, seconds = out.stats, out.stats["seconds"]["total"]
         if as_json:
@@ -85,3 +85,22 @@ def text(
             f"call; {stats['tokens'] / seconds:.1f} tokens/s; guarantee {stats['guarantee']}",
             err=True,
         )
+
+
+def torch_dtype(name: str) -> Any:
+    """The dtype that `--dtype` names."""
+    import torch
+
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in kinds:
+        raise ValueError(f"--dtype {name}; write one of {', '.join(kinds)}")
+    return kinds[name]
+
+
+def usable_device(name: str) -> str:
+    """The device that `--device` names; "auto" is cuda where there is one."""
+    import torch
+
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"

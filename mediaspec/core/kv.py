@@ -124,7 +124,7 @@ class KVStore:
                 f"allocate the cache with more `extra` positions"
             )
         live = longest + count
-        device = self.keys.device
+        device = self.lengths.device
         uniform = shared_length(self.host_lengths) is not None
         order = torch.arange(count, device=device)
         slots = self.lengths[:, None] + order
@@ -144,7 +144,7 @@ class KVStore:
             visible = (offset < 0)[:, None, :] | (ancestor & inside[:, None, :])
         if self.hidden_slots is not None:
             visible = visible & ~self.hidden_slots[:, None, :live]
-        mask = torch.zeros(visible.shape, dtype=self.keys.dtype, device=device).masked_fill_(~visible, float("-inf"))
+        mask = torch.zeros(visible.shape, dtype=self.dtype, device=device).masked_fill_(~visible, float("-inf"))
         index = None if uniform else slots[:, None, :, None]
         return Slots(longest if uniform else None, index, positions, live, mask[:, None])
 
@@ -174,7 +174,7 @@ class KVStore:
         self.lengths = self.lengths + counts
         if host_counts is not None:
             self.host_lengths = [length + count for length, count in zip(self.host_lengths, host_counts, strict=True)]
-        elif self.keys.device.type == "cpu":
+        elif self.lengths.device.type == "cpu":
             self.host_lengths = self.lengths.tolist()
 
     def set_host_lengths(self, lengths: list[int]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from ..core.types import Drafter
 from .eagle import EagleDrafter
 from .jacobi import JacobiDrafter
+from .lazy import LazyDrafter
 from .model import ModelDrafter
 from .ngram import NgramDrafter
 
@@ -16,6 +17,7 @@ __all__ = [
     "DRAFTERS",
     "EagleDrafter",
     "JacobiDrafter",
+    "LazyDrafter",
     "ModelDrafter",
     "NgramDrafter",
     "make_drafter",
@@ -25,6 +27,7 @@ __all__ = [
 DRAFTERS: dict[str, type] = {
     "eagle": EagleDrafter,
     "jacobi": JacobiDrafter,
+    "lazy": LazyDrafter,
     "model": ModelDrafter,
     "ngram": NgramDrafter,
 }
@@ -46,7 +49,7 @@ def make_drafter(name: str, **settings: Any) -> Drafter:
     """A drafter by name with its constructor's settings.
 
     Args:
-        name: "eagle" (needs ``head=``), "model" (needs ``target=``), "jacobi", "ngram", or a registered name.
+        name: "eagle" (needs ``head=``), "model" (needs ``target=``), "jacobi", "lazy", "ngram", or a registered name.
         settings: what that drafter's constructor takes.
 
     Raises:

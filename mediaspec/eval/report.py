@@ -131,16 +131,21 @@ def report(paths: Sequence[str | Path]) -> str:
     Args:
         paths: files; with exactly one of each kind the combined table comes first.
     """
+    from .text_report import text_bench_table, text_eval_table  # it is built on this file
+
     results = [(Path(p), read_json(p)) for p in paths]
     bench = [(p, r) for p, r in results if isinstance(r, list)]
     quality = [(p, r) for p, r in results if isinstance(r, dict)]
     parts = []
-    if len(bench) == 1 and len(quality) == 1:
+    pictures = not any("task" in row for _, rows in bench for row in rows) and all("rules" in r for _, r in quality)
+    if len(bench) == 1 and len(quality) == 1 and pictures:
         parts.append(combined_table(bench[0][1], quality[0][1]))
     for _, rows in bench:
-        parts.append(bench_table(rows) + _command(rows[0].get("provenance", {}) if rows else {}))
+        table = text_bench_table if rows and "task" in rows[0] else bench_table
+        parts.append(table(rows) + _command(rows[0].get("provenance", {}) if rows else {}))
     for _, result in quality:
-        parts.append(eval_table(result) + _command(result.get("provenance", {})))
+        table = text_eval_table if "rows" in result else eval_table
+        parts.append(table(result) + _command(result.get("provenance", {})))
     return "\n\n".join(parts)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["MachineWatch", "Run", "Runner", "interleave", "provenance", "summarise"]
+__all__ = ["MachineWatch", "Run", "Runner", "interleave", "provenance", "quartiles", "summarise"]
 
 FOREIGN_LIMIT = 0.10
 """Share of one core used by others above which OpenMP regions stall and ratios stop meaning anything."""
@@ -135,11 +135,11 @@ def summarise(runs: Mapping[str, Sequence[Run]], baseline: str = "plain") -> lis
             {
                 "rule": label,
                 "ratio_to_plain": round(statistics.median(ratios), 4),
-                "ratio_quartiles": [round(q, 4) for q in _quartiles(ratios)],
+                "ratio_quartiles": [round(q, 4) for q in quartiles(ratios)],
                 "tokens_per_call": round(statistics.fmean(run.tokens_per_call for run in own), 4),
                 "drift": round(statistics.fmean(run.drift for run in own), 6),
                 "seconds": round(statistics.median(seconds), 5),
-                "seconds_iqr": round(_quartiles(seconds)[1] - _quartiles(seconds)[0], 5),
+                "seconds_iqr": round(quartiles(seconds)[1] - quartiles(seconds)[0], 5),
                 "tokens_per_second": round(statistics.median(run.tokens / run.seconds for run in own), 2),
                 "target_calls": round(statistics.fmean(run.target_calls for run in own), 2),
                 "guarantee": own[0].guarantee,
@@ -161,7 +161,8 @@ def _overhead(runs: Sequence[Run]) -> float | None:
     return round(statistics.median(shares), 4) if shares else None
 
 
-def _quartiles(values: Sequence[float]) -> tuple[float, float]:
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """First and third quartile; one value is both."""
     if len(values) < 2:
         return values[0], values[0]
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")

@@ -9,7 +9,6 @@ Letters: B rows (already repeated for `num_return_sequences`), C prompt columns,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,16 +24,18 @@ from transformers import (
 from transformers.generation.stopping_criteria import EosTokenCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from ..core.engine import Engine, Round
+from ..core.engine import Engine
 from ..core.prompt import TokenPrompt
-from ..core.stats import DecodeResult, DecodeStats
+from ..core.stats import DecodeStats
+from ..core.tree import TreeSpec
 from ..core.types import Drafter, Warp
-from ..drafters.model import ModelDrafter
-from ..drafters.ngram import NgramDrafter
+from ..pipelines.lockstep import CriteriaEnding, ScoreBook, StepwiseProcessors, Texts, drafting_warp, split_warp
+from ..pipelines.speculation import Drafting, prepare
+from ..policies import DraftPolicy
 from ..rules import AcceptanceRule, make_rule
 from ..targets.causal_lm import CausalLMTarget
-from .lockstep import CriteriaEnding, ScoreBook, StepwiseProcessors, Texts, drafting_warp, split_warp
-from .options import Speculation, resolve
+from .options import resolve
+from .pace import Pace
 
 __all__ = ["SpeculativeOutput", "speculative"]
 
@@ -57,8 +58,8 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
     """`GenerateDecoderOnlyOutput` with what the run did and the settings it used.
 
     Args:
-        stats: `DecodeStats` as a dictionary with "tokens_per_call", "rule", "drafter", "num_draft_tokens" and
-            "row_seeds".
+        stats: `DecodeStats` as a dictionary with "tokens_per_call", "rule", "drafter", "num_draft_tokens" (None where
+            a policy chose), "tree", "policy" and "row_seeds".
     """
 
     stats: dict[str, Any] | None = None
@@ -71,34 +72,52 @@ def speculative(
     stopping_criteria: StoppingCriteriaList | None = None,
     generation_config: GenerationConfig | None = None,
     *,
-    drafter: PreTrainedModel | Drafter | str | None = None,
+    drafter: PreTrainedModel | Drafter | str | Sequence[Any] | Mapping[str, Any] | None = None,
     rule: AcceptanceRule | str = "coupled",
     num_draft_tokens: int | None = None,
+    tree: TreeSpec | Sequence[Any] | None = None,
+    tree_widths: Sequence[int] | None = None,
+    policy: DraftPolicy | str | None = None,
     row_seeds: Sequence[int] | Tensor | None = None,
     token_stream: Any = None,
     streamer: Any = None,
     assistant_model: PreTrainedModel | None = None,
     num_speculative_tokens: int | None = None,
+    speculative_token_tree: Sequence[Any] | str | None = None,
     speculative_config: Mapping[str, Any] | None = None,
     speculative_algorithm: str | None = None,
+    speculative_draft_model_path: str | None = None,
     speculative_num_steps: int | None = None,
+    speculative_eagle_topk: int | None = None,
+    speculative_num_draft_tokens: int | None = None,
     synced_gpus: bool = False,
     **model_kwargs: Any,
 ) -> SpeculativeOutput | Tensor:
     """The decoding loop to give to `generate` as `custom_generate`.
 
+    Every field of `GenerationConfig`, every logits processor, stopping criterion and streamer means what it means in
+    plain `generate`; what cannot be honoured exactly is refused (see `REFUSED`).
+
     Args:
         model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs: from `generate`.
-        drafter: a smaller transformers model of the same tokenizer, "ngram" (the default), "suffix", "none", or a
-            drafter of this library. A `NgramDrafter(memory=n)` is told the finished texts and copies from them later.
+        drafter: a smaller transformers model of the same tokenizer, a trained head, the folder of either, "ngram",
+            "suffix", "eagle3", "longspec", "lazy", "sparse", "none", or a drafter of this library; a list or a mapping
+            of several for a policy to choose among. Default: lookup, and every shipped head that belongs to the model.
+            A `NgramDrafter(memory=n)` is told the finished texts and copies from them later.
         rule: an acceptance rule or its name; "coupled" and "exact" are lossless.
-        num_draft_tokens: K; default 5.
+        num_draft_tokens: K; a given one is kept in every round, without one the policy chooses while it runs.
+        tree: a draft tree instead of K tokens in a row: a `TreeSpec`, children per level, or paths of child ranks.
+            tree_widths: children per level.
+        policy: who chooses drafter and length: a `DraftPolicy` or a name, e.g. "survival" (the default), "ucb",
+            "fixed". One that is named keeps what it learned about this model for the next call; K is then its longest
+            draft. Under rule "exact" the choice moves which of the equally lawful tokens come out.
         row_seeds: one integer per returned sequence; default drawn from torch's global generator when sampling.
         token_stream: a streamer. `generate` tells its own `streamer` the prompt and nothing more, so it has this name.
         streamer, assistant_model: the same as `token_stream` and `drafter`, for `functools.partial` or a direct call;
             `generate` does not pass them on.
-        num_speculative_tokens, speculative_config, speculative_algorithm, speculative_num_steps: names of vLLM and
-            SGLang, see `mediaspec.integrations.options`.
+        num_speculative_tokens, speculative_token_tree, speculative_config, speculative_algorithm,
+            speculative_draft_model_path, speculative_num_steps, speculative_eagle_topk, speculative_num_draft_tokens:
+            names of vLLM and SGLang, see `mediaspec.integrations.options`.
         synced_gpus: must be false.
 
     Returns:
@@ -114,17 +133,26 @@ def speculative(
     processors = logits_processor if logits_processor is not None else LogitsProcessorList()
     criteria = stopping_criteria if stopping_criteria is not None else StoppingCriteriaList()
     _refuse(config, model_kwargs, synced_gpus, input_ids)
-    options = resolve(
+    asked = resolve(
         drafter=drafter,
         num_draft_tokens=num_draft_tokens,
+        tree=tree,
+        tree_widths=tree_widths,
+        policy=policy,
         assistant_model=assistant_model,
         num_assistant_tokens=config.num_assistant_tokens,
+        num_assistant_tokens_schedule=config.num_assistant_tokens_schedule,
         prompt_lookup_num_tokens=config.prompt_lookup_num_tokens,
         max_matching_ngram_size=config.max_matching_ngram_size,
         num_speculative_tokens=num_speculative_tokens,
+        speculative_token_tree=speculative_token_tree,
         speculative_config=speculative_config,
         speculative_algorithm=speculative_algorithm,
+        speculative_draft_model_path=speculative_draft_model_path,
         speculative_num_steps=speculative_num_steps,
+        speculative_eagle_topk=speculative_eagle_topk,
+        speculative_num_draft_tokens=speculative_num_draft_tokens,
+        batch=len(input_ids),
     )
     batch, columns = input_ids.shape
     horizon = _longest(config, criteria) - columns
@@ -140,9 +168,9 @@ def speculative(
 
     full = bool(config.return_dict_in_generate)
     scores, logits = full and bool(config.output_scores), full and bool(config.output_logits)
-    warp = drafting = Warp(temperature=0.0)
+    warp = guess = Warp(temperature=0.0)
     if config.do_sample:
-        warp, drafting = Warp(), drafting_warp(processors)
+        warp, guess = Warp(), drafting_warp(processors)
         if not scores:
             processors, warp = split_warp(processors)
     process: StepwiseProcessors | None = StepwiseProcessors(processors, texts) if processors else None
@@ -151,97 +179,35 @@ def speculative(
 
     chosen = make_rule(rule) if isinstance(rule, str) else rule
     chosen.prepare(target)
-    maker, inner = _drafter(options, target, drafting)
+    drafting = prepare(asked, target, guess, share=True)
     seeds = _seeds(row_seeds, batch, bool(config.do_sample)).to(target.device)
-    engine = Engine(target, chosen, maker)
+    engine = Engine(target, chosen, drafting.drafter)
     listener = token_stream if token_stream is not None else streamer
-    pace = _Pace(batch, horizon, stop_ids, texts.pad, listener, ending)
+    pace = Pace(batch, horizon, stop_ids, texts.pad, listener, ending)
     if listener is not None:
         listener.put(input_ids.cpu())
-    with ExitStack() as stack:
-        for one in (target, *inner):
-            stack.enter_context(one.attached())
+    with drafting.at_work(target):
         result = engine.decode(
             prompt,
             seeds,
             warp=warp,
-            num_draft_tokens=options.tokens,
             copies=copies,
             process=book if book is not None else process,
             ending=ending,
             on_round=pace.add if listener is not None or not ending.apart else None,
+            **drafting.arguments,
         )
     tokens = pace.finish(result)
     length = tokens.shape[1]
-    if isinstance(maker, NgramDrafter) and maker.memory:
-        for row, count in enumerate(result.lengths):
-            maker.remember(result.tokens[row, :count].clone())
+    drafting.remember(result)
     sequences = torch.cat([input_ids, tokens.to(input_ids.device)], 1)
     if not full:
         return sequences
-    fields: dict[str, Any] = {"sequences": sequences, "stats": _stats(result.stats, chosen, options, seeds)}
+    fields: dict[str, Any] = {"sequences": sequences, "stats": _stats(result.stats, chosen, drafting, seeds)}
     if book is not None:
         fields["scores"] = ScoreBook.steps(book.scores, batch, length) if scores else None
         fields["logits"] = ScoreBook.steps(book.logits, batch, length) if logits else None
     return SpeculativeOutput(**fields)
-
-
-class _Pace:
-    """How far the rows are: what a streamer may be told, and when a run without stop ids is over for all.
-
-    Args:
-        pad: stands behind the end of rows that stopped.
-        listener: gets [B] ids per step, as in plain `generate`; None.
-        ending: knows when rows stopped that go on for the others' sake.
-    """
-
-    def __init__(
-        self, batch: int, horizon: int, stop_ids: Sequence[int], pad: int, listener: Any, ending: CriteriaEnding
-    ) -> None:
-        self.tokens = torch.full((batch, horizon), pad, dtype=torch.int64)
-        self.lengths, self.done, self.told = [0] * batch, [False] * batch, 0
-        self.stop_ids, self.pad, self.listener, self.ending = frozenset(stop_ids), pad, listener, ending
-
-    def add(self, step: Round) -> bool:
-        """Takes a round; whether to go on."""
-        rows = step.state.tokens.cpu()
-        for live, row in enumerate(step.rows):
-            before, now = self.lengths[row], step.lengths[row]
-            self.tokens[row, before:now] = rows[live, before:now]
-            self.lengths[row] = now
-            stopped = self.ending.apart and row in self.ending.stops
-            last = int(self.tokens[row, now - 1])
-            self.done[row] = stopped or now >= self.tokens.shape[1] or last in self.stop_ids
-        together = self._together()
-        waiting = [length for length, done in zip(self.lengths, self.done, strict=True) if not done]
-        ready = min(waiting) if waiting else max(self.lengths)
-        self._tell(ready if together is None else min(ready, together))
-        return together is None
-
-    def finish(self, result: DecodeResult) -> Tensor:
-        """[B, n] the new tokens as plain `generate` returns them; ends the stream."""
-        together = self._together()
-        lengths = result.lengths if together is None else [together] * len(result.lengths)
-        length = max(lengths)
-        tokens = result.tokens[:, :length].clone()
-        behind = torch.arange(length) >= torch.tensor(lengths)[:, None]
-        tokens[behind.to(tokens.device)] = self.pad
-        if self.listener is not None:
-            self._tell(length)
-            self.listener.end()
-        return tokens
-
-    def _tell(self, upto: int) -> None:
-        if self.listener is not None:
-            for step in range(self.told, upto):
-                self.listener.put(self.tokens[:, step].clone())
-            self.told = max(self.told, upto)
-
-    def _together(self) -> int | None:
-        """Where all rows end at once, if they go on for each other's sake and all have stopped."""
-        if self.ending.apart or len(self.ending.stops) < len(self.lengths):
-            return None
-        return max(self.ending.stops.values())
 
 
 def _refuse(config: GenerationConfig, model_kwargs: Mapping[str, Any], synced_gpus: bool, input_ids: Tensor) -> None:
@@ -313,32 +279,11 @@ def _seeds(given: Sequence[int] | Tensor | None, batch: int, sampling: bool) -> 
     return seeds
 
 
-def _drafter(options: Speculation, target: CausalLMTarget, warp: Warp) -> tuple[Drafter | None, list[CausalLMTarget]]:
-    """The drafter, and the models it runs."""
-    chosen = options.drafter
-    if options.tokens == 0:
-        return None, []
-    if isinstance(chosen, PreTrainedModel):
-        small = CausalLMTarget(chosen, target.num_tokens, vocab_size=target.vocab_size)
-        return ModelDrafter(small, warp), [small]
-    if chosen == "ngram":
-        return NgramDrafter(**{"max_ngram": 3, **options.ngram}), []
-    if chosen == "suffix":
-        return NgramDrafter(**{"max_ngram": 24, "method": "suffix", **options.ngram}), []
-    if isinstance(chosen, Drafter):
-        return chosen, []
-    raise ValueError(
-        f"drafter is a {type(chosen).__name__}; pass a transformers model, 'ngram', 'suffix', 'none' or a drafter"
-    )
-
-
-def _stats(stats: DecodeStats, rule: AcceptanceRule, options: Speculation, seeds: Tensor) -> dict[str, Any]:
-    drafter = options.drafter if isinstance(options.drafter, str) else type(options.drafter).__name__
+def _stats(stats: DecodeStats, rule: AcceptanceRule, drafting: Drafting, seeds: Tensor) -> dict[str, Any]:
     return {
         **asdict(stats),
         "tokens_per_call": stats.tokens_per_call,
         "rule": rule.name,
-        "drafter": drafter if options.tokens else "none",
-        "num_draft_tokens": options.tokens,
+        **drafting.settings(),
         "row_seeds": seeds.tolist(),
     }

@@ -1,10 +1,16 @@
-"""Diffusers-style pipelines on the speculative core."""
+"""Diffusers-style pipelines on the speculative core. Each is imported when it is first asked for: texts need no
+diffusers."""
 
-from .auto import AutoPipeline
-from .class_to_image import ClassToImagePipeline
-from .output import ImagePipelineOutput
-from .text_generation import TextGenerationOutput, TextGenerationPipeline
-from .text_to_image import TextToImagePipeline
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .auto import AutoPipeline
+    from .class_to_image import ClassToImagePipeline
+    from .output import ImagePipelineOutput
+    from .text_generation import TextGenerationOutput, TextGenerationPipeline
+    from .text_to_image import TextToImagePipeline
 
 __all__ = [
     "AutoPipeline",
@@ -14,3 +20,24 @@ __all__ = [
     "TextGenerationPipeline",
     "TextToImagePipeline",
 ]
+
+_HOMES = {
+    "AutoPipeline": "auto",
+    "ClassToImagePipeline": "class_to_image",
+    "ImagePipelineOutput": "output",
+    "TextGenerationOutput": "text_generation",
+    "TextGenerationPipeline": "text_generation",
+    "TextToImagePipeline": "text_to_image",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,14 +1,17 @@
-"""Loads any saved mediaspec pipeline by the class its folder names."""
+"""Loads any saved pipeline by the class its folder names, and any causal language model as a text pipeline."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+from ..models.smollm2 import NAME as SMOLLM2
 from .class_to_image import ClassToImagePipeline
 from .image import ImagePipeline
 from .keywords import nearest
 from .loading import EMBEDDED, local_folder, read_index
+from .text_generation import TextGenerationPipeline
+from .text_saving import holds_causal_lm
 from .text_to_image import TextToImagePipeline
 
 __all__ = ["AutoPipeline"]
@@ -23,7 +26,8 @@ class AutoPipeline:
     """`AutoPipeline.from_pretrained` finds the class; `diffusers.DiffusionPipeline` cannot, it only knows its own.
 
     Example:
-        >>> pipe = AutoPipeline.from_pretrained("emoji-64")  # doctest: +SKIP
+        >>> pipe = AutoPipeline.from_pretrained("emoji-64")            # doctest: +SKIP
+        >>> pipe = AutoPipeline.from_pretrained("path/to/llama")       # doctest: +SKIP
     """
 
     def __init__(self) -> None:
@@ -34,23 +38,31 @@ class AutoPipeline:
         """Loads a pipeline.
 
         Args:
-            pretrained_model_name_or_path: an embedded model ("emoji-64"), a folder, or "owner/repository".
-            kwargs: as in `ImagePipeline.from_pretrained`; an unknown one is an error there.
+            pretrained_model_name_or_path: an embedded model ("emoji-64"), "smollm2", a folder, or "owner/repository";
+                folder and repository may be a saved pipeline or a causal language model of transformers.
+            kwargs: as in `ImagePipeline.from_pretrained` or `TextGenerationPipeline.from_pretrained`; an unknown one
+                is an error there.
 
         Raises:
-            ValueError: an unknown name (the nearest embedded one is named), or a folder of another library.
+            ValueError: an unknown name (the nearest known one is named), or a folder of another library.
             TypeError: an unknown keyword.
         """
         name = os.fspath(pretrained_model_name_or_path)
-        if "/" not in name and name not in EMBEDDED and not os.path.isdir(name):
+        known = (*EMBEDDED, SMOLLM2)
+        if "/" not in name and name not in known and not os.path.isdir(name):
             raise ValueError(
-                f"there is no model or folder {name!r}; {nearest(name, EMBEDDED)}, or a folder, or owner/repository"
+                f"there is no model or folder {name!r}; {nearest(name, known)}, or a folder, or owner/repository"
             )
+        if name == SMOLLM2 or (os.path.isdir(name) and holds_causal_lm(name)):
+            return TextGenerationPipeline.from_pretrained(name, **kwargs)
         folder = local_folder(name, dict(kwargs))
+        if holds_causal_lm(folder):
+            return TextGenerationPipeline.from_pretrained(name, **kwargs)
         found = read_index(folder).get("_class_name")
         if found not in PIPELINES:
             raise ValueError(
-                f"{folder} holds a {found}, which mediaspec cannot run; it runs {', '.join(PIPELINES)}. A pipeline of "
-                "diffusers is loaded with diffusers.DiffusionPipeline"
+                f"{folder} holds a {found}, which mediaspec cannot run; it runs {', '.join(PIPELINES)} and causal "
+                "language models of transformers. A pipeline of diffusers is loaded with "
+                "diffusers.DiffusionPipeline"
             )
         return PIPELINES[found].from_pretrained(folder if name not in EMBEDDED else name, **kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,23 +10,45 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from tqdm.auto import tqdm
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from ..core.ending import StopAt
+from ..core.ending import Ending, StopAt
 from ..core.engine import Engine, Round
 from ..core.prompt import TokenPrompt
-from ..core.types import Drafter, Warp
-from ..drafters.model import ModelDrafter
-from ..drafters.ngram import NgramDrafter
+from ..core.tree import TreeSpec
+from ..core.types import Warp
+from ..models.smollm2 import resolve
+from ..policies import DraftPolicy
 from ..rules import AcceptanceRule, CoupledRule
 from ..targets.causal_lm import CausalLMTarget
 from .choices import choose_rule, name_of
-from .keywords import strict
+from .draft_trees import draft_tree
+from .keywords import refuse_unknown, strict
+from .lockstep import StepwiseProcessors, Texts
 from .seeds import row_seeds
+from .speculation import Speculation, prepare
+from .text_saving import read_parts, write_parts
+from .text_stream import StopStrings, TextStream, cut_text, stop_strings
+from .watch import Callback, Watch
 
 __all__ = ["TextGenerationOutput", "TextGenerationPipeline"]
 
 Chat = Sequence[Mapping[str, str]]
+TENSORS = ("tokens", "num_accepted", "progress")
+DOWNLOAD = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 
 
 @dataclass(frozen=True)
@@ -34,9 +56,11 @@ class TextGenerationOutput:
     """Texts, and how they came about.
 
     Args:
-        texts: in the order prompt 0 text 0, prompt 0 text 1, ..., without special tokens.
-        tokens: the new ids of every text, with the stop id where one was reached.
-        stats: the run's `DecodeStats`, "tokens_per_call", "seeds", "settings" and "seconds" with "total".
+        texts: in the order prompt 0 text 0, prompt 0 text 1, ..., without special tokens, and without the stop string
+            that ended them.
+        tokens: the new ids of every text, with the stop id, or the ids of the stop string, where one was reached.
+        stats: the run's `DecodeStats`, "tokens_per_call", "seeds", "settings", "interrupted" and "seconds" with
+            "total".
     """
 
     texts: list[str]
@@ -51,7 +75,11 @@ class TextGenerationPipeline:
         model: a causal language model in evaluation mode.
         tokenizer: its tokenizer.
         rule: acceptance rule; `CoupledRule` where omitted, whose texts do not depend on the drafter.
-        drafter: a smaller model of the same tokenizer, "ngram", "suffix", a drafter object, or "none".
+        drafter: a smaller model of the same tokenizer, a trained head, the folder of either, a name ("ngram",
+            "suffix", "eagle3", "longspec", "lazy", "sparse", "none"), a drafter object, or a list or mapping of
+            several; None is lookup and every shipped head that belongs to the model.
+        policy: who chooses drafter and draft length where a call names neither length nor tree: a `DraftPolicy`, a
+            name, or None for "survival", which keeps what it learned about this model from call to call.
 
     Example:
         >>> pipe = TextGenerationPipeline.from_pretrained("path/to/model")              # doctest: +SKIP
@@ -59,33 +87,79 @@ class TextGenerationPipeline:
         >>> print(out.texts[0], out.stats["tokens_per_call"])                           # doctest: +SKIP
     """
 
+    _interrupt = False
+
     def __init__(
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         rule: AcceptanceRule | None = None,
-        drafter: PreTrainedModel | Drafter | str = "ngram",
+        drafter: Any = None,
+        policy: DraftPolicy | str | None = None,
     ) -> None:
         self.model = model
         self.tokenizer: Any = tokenizer
         self.rule: AcceptanceRule = CoupledRule() if rule is None else rule
-        self.drafter = drafter
+        self.drafter, self.policy = drafter, policy
+        self._progress_bar_config: dict[str, Any] = {}
         CausalLMTarget(model, 1)  # refuses models that cannot run, now rather than at the first call
 
     @classmethod
     def from_pretrained(
         cls,
-        pretrained_model_name_or_path: str,
+        pretrained_model_name_or_path: str | os.PathLike[str],
         *,
-        drafter: PreTrainedModel | Drafter | str = "ngram",
-        rule: AcceptanceRule | None = None,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        **kwargs: Any,
     ) -> TextGenerationPipeline:
-        """Loads a model and its tokenizer by `AutoModelForCausalLM` and `AutoTokenizer`."""
-        tokenizer = AutoTokenizer.from_pretrained(pretrained_model_name_or_path)
-        model: Any = AutoModelForCausalLM.from_pretrained(pretrained_model_name_or_path, dtype=dtype)
-        return cls(model.to(device).eval(), tokenizer, rule, drafter)
+        """Loads a model and its tokenizer by `AutoModelForCausalLM` and `AutoTokenizer`; "smollm2" is known by name.
+
+        Args:
+            pretrained_model_name_or_path: a folder or repository of a transformers model, or a folder that
+                `save_pretrained` of this class wrote, with its rule, drafter and policy.
+            dtype: of the weights; device: where they go.
+            kwargs: `rule=`, `drafter=`, `policy=` instead of the saved ones, and transformers' download keywords.
+
+        Raises:
+            TypeError: an unknown keyword, naming the nearest valid one.
+            ValueError: the folder holds another pipeline, or the model cannot be decoded.
+        """
+        own = ("rule", "drafter", "policy")
+        refuse_unknown(kwargs, [*own, *DOWNLOAD], f"{cls.__name__}.from_pretrained()")
+        source = resolve(os.fspath(pretrained_model_name_or_path))
+        given = {name: kwargs.pop(name) for name in own if name in kwargs}
+        parts = {**read_parts(source, [name for name in own if name not in given], dtype), **given}
+        tokenizer = AutoTokenizer.from_pretrained(source, **kwargs)
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **kwargs)
+        if isinstance(parts.get("rule"), str):
+            parts["rule"] = choose_rule(parts["rule"], CoupledRule())
+        if isinstance(parts.get("drafter"), torch.nn.Module):
+            parts["drafter"] = parts["drafter"].to(device).eval()
+        return cls(model.to(device).eval(), tokenizer, **parts)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str]) -> None:
+        """Saves model and tokenizer as transformers does, and beside them rule, drafter and policy.
+
+        Raises:
+            ValueError: a drafter object that cannot be saved.
+        """
+        write_parts(save_directory, rule=self.rule, drafter=self.drafter, policy=self.policy)
+        self.model.save_pretrained(save_directory)
+        self.tokenizer.save_pretrained(save_directory)
+
+    def set_progress_bar_config(self, **kwargs: Any) -> None:
+        """Settings of the progress bar, those of tqdm; `disable=True` shows none."""
+        self._progress_bar_config = kwargs
+
+    def progress_bar(self, total: int) -> Any:
+        """A bar of `total` tokens."""
+        return tqdm(total=total, **self._progress_bar_config)
+
+    @property
+    def interrupt(self) -> bool:
+        """Whether the running call was asked to stop; set `pipe._interrupt = True` from a callback."""
+        return self._interrupt
 
     @strict
     @torch.no_grad()
@@ -99,10 +173,18 @@ class TextGenerationPipeline:
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        no_repeat_ngram_size: int = 0,
+        stop: str | Sequence[str] | None = None,
         rule: AcceptanceRule | str | None = None,
-        drafter: PreTrainedModel | Drafter | str | None = None,
-        num_draft_tokens: int = 5,
-        on_text: Callable[[int, list[int]], Any] | None = None,
+        drafter: Any = None,
+        num_draft_tokens: int | None = None,
+        tree: TreeSpec | Sequence[Any] | None = None,
+        policy: DraftPolicy | str | None = None,
+        on_text: Callable[[int, str], Any] | None = None,
+        callback_on_step_end: Callback | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
     ) -> TextGenerationOutput:
         """Writes texts. A text depends on its prompt, its seed and the settings, never on the rest of the batch.
 
@@ -111,11 +193,19 @@ class TextGenerationPipeline:
             max_new_tokens: for all texts, or one per text.
             num_texts_per_prompt: texts per prompt, all from one prefill.
             generator, seeds: as in the image pipelines; `seeds=7` is 7, 8, ....
-            temperature, top_k, top_p: the sampled law; temperature 0 is greedy, top_k 0 and top_p 1 are off.
+            temperature, top_k, top_p, min_p: the sampled law, in this order; temperature 0 is greedy, top_k 0, top_p 1
+                and min_p 0 are off.
+            repetition_penalty, no_repeat_ngram_size: as in transformers, over prompt and text; 1 and 0 are off.
+            stop: texts that end an answer where they are completed; they are cut off.
             rule: an AcceptanceRule, its name, or "plain" for no speculation.
             drafter: None is the pipeline's own.
-            num_draft_tokens: tokens drafted per round; 0 switches speculation off.
-            on_text: called after every round with a text's number and its new ids.
+            num_draft_tokens: K, kept in every round; 0 switches speculation off, None lets the policy choose.
+            tree: a draft tree instead: a `TreeSpec`, children per level, or paths of child ranks.
+            policy: None is the pipeline's own.
+            on_text: called after every round with a text's number and its new piece of text.
+            callback_on_step_end: called after every round as in the image pipelines: with the pipeline, the round, the
+                tokens of the shortest text, and the tensors named in `callback_on_step_end_tensor_inputs` out of
+                "tokens", "num_accepted" and "progress". `pipe._interrupt = True` ends the call with what there is.
 
         Raises:
             TypeError: an unknown keyword, naming the nearest valid one.
@@ -127,31 +217,55 @@ class TextGenerationPipeline:
             raise ValueError(f"num_texts_per_prompt={num_texts_per_prompt!r}; write an integer >= 1")
         copies = [row for row in range(len(ids)) for _ in range(num_texts_per_prompt)]
         chosen_seeds = row_seeds(len(copies), generator, seeds)
-        limits = _limits(max_new_tokens, len(copies))
-        warp = Warp(temperature, top_k, top_p)
+        limits, strings = _limits(max_new_tokens, len(copies)), stop_strings(stop)
+        names = _tensor_names(callback_on_step_end, callback_on_step_end_tensor_inputs)
+        processors, warp = _processors(
+            Warp(temperature, top_k, top_p), min_p, repetition_penalty, no_repeat_ngram_size
+        )
         chosen = choose_rule(rule, self.rule)
         target = CausalLMTarget(self.model, max(limits))
-        budget = 0 if chosen is None else num_draft_tokens
-        proposer = self._drafter(self.drafter if drafter is None else drafter, target) if budget else None
         if chosen is not None:
             chosen.prepare(target)
-        stops = self._stop_ids()
-        listen = None if on_text is None else _Listener(on_text, len(copies))
-        result = Engine(target, chosen or CoupledRule(), proposer).decode(
-            ids,
-            torch.tensor(chosen_seeds, dtype=torch.int64),
-            warp=warp,
-            num_draft_tokens=budget,
-            copies=torch.tensor(copies) if num_texts_per_prompt > 1 else None,
-            ending=StopAt(stops, torch.tensor(limits)),
-            on_round=listen,
-        )
+        asked = self._asked(drafter, num_draft_tokens, tree, policy) if chosen else Speculation("none", 0)
+        drafting = prepare(asked, target, Warp(temperature, top_k, top_p))
+        process = None
+        if processors:
+            whole = ids if num_texts_per_prompt == 1 else ids.select(torch.tensor(copies, device=target.device))
+            process = StepwiseProcessors(processors, Texts(whole.ids, max(limits), 0, whole.host_lengths))
+        ending: Ending = StopAt(self._stop_ids(), torch.tensor(limits))
+        if strings:
+            ending = StopStrings(self.tokenizer, strings, ending)
+        watch = Watch(self, len(copies), max(limits), callback_on_step_end, names)
+        stream = None if on_text is None else TextStream(self.tokenizer, on_text, len(copies), strings)
+
+        def follow(step: Round) -> bool:
+            if stream is not None:
+                stream.add(step)
+            return watch(step)
+
+        self._interrupt = False
+        with drafting.at_work(target), self.progress_bar(total=sum(limits)) as watch.bar:
+            result = Engine(target, chosen or CoupledRule(), drafting.drafter).decode(
+                ids,
+                torch.tensor(chosen_seeds, dtype=torch.int64),
+                warp=warp,
+                copies=torch.tensor(copies) if num_texts_per_prompt > 1 else None,
+                process=process,
+                ending=ending,
+                on_round=follow,
+                **drafting.arguments,
+            )
+        drafting.remember(result)
         tokens = [row[:length] for row, length in zip(result.tokens.tolist(), result.lengths, strict=True)]
+        texts = [self.tokenizer.decode(row, skip_special_tokens=True) for row in tokens]
+        texts = [cut_text(text, strings) for text in texts]
+        if stream is not None:
+            stream.finish(texts)
         settings = {
-            "rule": "plain" if chosen is None else name_of(chosen),
-            "drafter": type(proposer).__name__ if proposer is not None else "none",
-            "num_draft_tokens": budget if proposer is not None else 0,
-            "temperature": temperature, "top_k": top_k, "top_p": top_p, "max_new_tokens": limits,
+            "rule": "plain" if chosen is None else name_of(chosen), **drafting.settings(),
+            "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+            "repetition_penalty": repetition_penalty, "no_repeat_ngram_size": no_repeat_ngram_size,
+            "stop": list(strings), "max_new_tokens": limits,
             "dtype": str(self.model.dtype).removeprefix("torch."), "device": str(target.device),
         }  # fmt: skip
         stats = {
@@ -159,10 +273,18 @@ class TextGenerationPipeline:
             "tokens_per_call": result.stats.tokens_per_call,
             "seeds": chosen_seeds,
             "settings": settings,
+            "interrupted": self._interrupt,
         }
         stats["seconds"] = {"total": time.perf_counter() - started, **result.stats.seconds}
-        texts = [self.tokenizer.decode(row, skip_special_tokens=True) for row in tokens]
         return TextGenerationOutput(texts, tokens, stats)
+
+    def _asked(self, drafter: Any, length: int | None, tree: Any, policy: DraftPolicy | str | None) -> Speculation:
+        """The call's settings, with the pipeline's own where it names none."""
+        if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 0):
+            raise ValueError(f"num_draft_tokens={length!r}; write an integer >= 0, or leave it out")
+        if policy is None and length is None and tree is None:
+            policy = self.policy
+        return Speculation(self.drafter if drafter is None else drafter, length, draft_tree(tree), policy)
 
     def _encode(self, prompt: Any) -> TokenPrompt:
         """Prompts of any form to ids on the model's device."""
@@ -193,36 +315,42 @@ class TextGenerationPipeline:
             return []
         return [stop] if isinstance(stop, int) else list(stop)
 
-    @staticmethod
-    def _drafter(given: PreTrainedModel | Drafter | str, target: CausalLMTarget) -> Drafter | None:
-        if isinstance(given, PreTrainedModel):
-            return ModelDrafter(CausalLMTarget(given, target.num_tokens, vocab_size=target.vocab_size))
-        if isinstance(given, str):
-            made: dict[str, Drafter | None] = {
-                "ngram": NgramDrafter(3), "suffix": NgramDrafter(24, method="suffix"), "none": None,
-            }  # fmt: skip
-            if given not in made:
-                raise ValueError(f"drafter={given!r}; write one of {', '.join(made)}, a smaller model, or a drafter")
-            return made[given]
-        if not isinstance(given, Drafter):
-            raise TypeError(f"drafter is a {type(given).__name__}; give a smaller model, a name, or a drafter object")
-        return copy.copy(given)  # a run's state lives in the drafter, and calls in several threads may overlap
+
+def _processors(
+    warp: Warp, min_p: float, repetition_penalty: float, no_repeat_ngram_size: int
+) -> tuple[LogitsProcessorList, Warp]:
+    """What acts on the logits before the warp, in the order of `generate`. min-p comes last there, so with it the warp
+    becomes a part of the list."""
+    if isinstance(min_p, bool) or not 0 <= min_p <= 1:
+        raise ValueError(f"min_p={min_p!r}; write a number from 0 (off) to 1")
+    if isinstance(repetition_penalty, bool) or not repetition_penalty > 0:
+        raise ValueError(f"repetition_penalty={repetition_penalty!r}; write a number above 0, 1 is off")
+    size = no_repeat_ngram_size
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise ValueError(f"no_repeat_ngram_size={size!r}; write an integer >= 0, 0 is off")
+    found = LogitsProcessorList()
+    if repetition_penalty != 1:
+        found.append(RepetitionPenaltyLogitsProcessor(float(repetition_penalty)))
+    if size:
+        found.append(NoRepeatNGramLogitsProcessor(size))
+    if min_p == 0 or warp.temperature == 0:
+        return found, warp
+    if warp.temperature != 1:
+        found.append(TemperatureLogitsWarper(float(warp.temperature)))
+    if warp.top_k:
+        found.append(TopKLogitsWarper(warp.top_k))
+    if warp.top_p < 1:
+        found.append(TopPLogitsWarper(float(warp.top_p)))
+    found.append(MinPLogitsWarper(float(min_p)))
+    return found, Warp()
 
 
-class _Listener:
-    """Tells new ids of every text after each round."""
-
-    def __init__(self, tell: Callable[[int, list[int]], Any], count: int) -> None:
-        self.tell, self.told = tell, [0] * count
-
-    def __call__(self, step: Round) -> bool:
-        tokens = step.state.tokens.tolist()
-        for live, row in enumerate(step.rows):
-            now = step.lengths[row]
-            if now > self.told[row]:
-                self.tell(row, tokens[live][self.told[row] : now])
-                self.told[row] = now
-        return True
+def _tensor_names(callback: Callback | None, names: Sequence[str]) -> list[str]:
+    names = getattr(callback, "tensor_inputs", names) or []
+    for name in names:
+        if name not in TENSORS:
+            raise ValueError(f"callback_on_step_end_tensor_inputs names {name!r}; allowed are {', '.join(TENSORS)}")
+    return list(names)
 
 
 def _limits(given: int | Sequence[int], count: int) -> list[int]:

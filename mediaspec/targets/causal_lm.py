@@ -19,14 +19,18 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..attention.register import policy_of
+from ..attention.restriction import Restriction
+from ..attention.streaming import StreamingStore
 from ..core.kv import KVStore
 from ..core.prompt import TokenPrompt
 from ..core.tree import TreeSpec
 from ..core.types import TargetOutput
+from ..models.decoder_step import DecoderStep
 from ..models.linears import PreparedLinears
-from ..attention.restriction import Restriction
 from .kv_attention import NAME, KVPass
 from .restricted import RestrictedKeys, RestrictedPass
+from .streaming_pass import StreamingPass
 
 __all__ = ["CausalLMTarget"]
 
@@ -42,8 +46,9 @@ class CausalLMTarget:
         num_tokens: T, new tokens per row at most.
         vocab_size: V of the logits; None is the model's own. A draft model with a differently padded head takes the
             target's: surplus logits are cut, missing ones can never be drawn.
-        fast_linears: on the CPU, multiply few rows with matrices prepared once per model (`models.linears`), which
-            takes as much memory again as the weights, or half of it.
+        fast: on the CPU, score few positions with matrices prepared once per model, which takes as much memory again
+            as the weights, or half of it: Llama-like decoders without their modules (`models.decoder_step`), others
+            with their products exchanged (`models.linears`).
 
     Raises:
         ValueError: the model is no decoder, does not go through `AttentionInterface`, or has layers without keys and
@@ -62,7 +67,7 @@ class CausalLMTarget:
     grid: tuple[int, int] | None = None
 
     def __init__(
-        self, model: PreTrainedModel, num_tokens: int, *, vocab_size: int | None = None, fast_linears: bool = True
+        self, model: PreTrainedModel, num_tokens: int, *, vocab_size: int | None = None, fast: bool = True
     ) -> None:
         self.model = model
         self.config = model.config.get_text_config(decoder=True)
@@ -83,7 +88,9 @@ class CausalLMTarget:
         self._seen: Tensor | None = None
         self._restricted: RestrictedKeys | None = None
         self.feature_layers: tuple[int, ...] = ()
-        self._linears = PreparedLinears.of(model) if fast_linears else None
+        self._fast = fast
+        self._step: DecoderStep | None = None
+        self._linears = PreparedLinears.of(model) if fast else None
 
     @property
     def device(self) -> torch.device:
@@ -94,12 +101,18 @@ class CausalLMTarget:
         config = self.config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        slots = self.num_tokens + extra
-        return KVStore(config.num_hidden_layers, rows, heads, size, slots, self.model.dtype, self.device)
+        shape = (config.num_hidden_layers, rows, heads, size, self.num_tokens + extra, self.model.dtype, self.device)
+        policy = policy_of(self.model)
+        if policy is None:
+            return KVStore(*shape)
+        sliding = "full_attention" if getattr(config, "sliding_window", None) is None else "sliding_attention"
+        kinds = getattr(config, "layer_types", None) or [sliding] * config.num_hidden_layers
+        windows = [layer for layer, kind in enumerate(kinds) if kind != "full_attention"]
+        return policy.new_store(*shape, windows=windows, slack=extra)
 
     @torch.inference_mode()
     def prefill(self, condition: TokenPrompt, cache: KVStore) -> TargetOutput:
-        """Runs the prompts of all rows, `CHUNK` positions at a time.
+        """Runs the prompts of all rows, `CHUNK` positions at a time, or as the cache of an attention policy wants it.
 
         Args:
             condition: R prompts on the model's device.
@@ -117,13 +130,15 @@ class CausalLMTarget:
             raise ValueError(f"the prompt has {len(condition)} rows, the cache {cache.rows}; make both equal")
         total = condition.ids.shape[1]
         cache.reserve(cache.capacity + total)
+        streaming = cache if isinstance(cache, StreamingStore) else None
+        chunk = CHUNK if streaming is None else streaming.begin(condition, CHUNK)
         last = [length - 1 for length in condition.host_lengths]
         logits: Tensor | None = None
         hidden: Tensor | None = None
         features: list[Tensor] = []
         with self.attached():
-            for start in range(0, total, CHUNK):
-                ids = condition.ids[:, start : start + CHUNK]
+            for start in range(0, total, chunk):
+                ids = condition.ids[:, start : start + chunk]
                 count = ids.shape[1]
                 ends = [place - start if start <= place < start + count else 0 for place in last]
                 output = self._pass(ids, cache, None, ends)
@@ -136,6 +151,8 @@ class CausalLMTarget:
                     features.append(output.features)
                 cache.advance(torch.full_like(cache.lengths, count), [count] * cache.rows)
         assert logits is not None
+        if streaming is not None:
+            streaming.finish()
         cache.rollback(condition.lengths, list(condition.host_lengths))
         return TargetOutput(logits, hidden, torch.cat(features, 1) if features else None)
 
@@ -170,10 +187,13 @@ class CausalLMTarget:
 
     @torch.inference_mode()
     def retrace(self, tokens: Tensor, cache: KVStore) -> None:
-        """Runs the last N committed tokens [R, N] of every row again, writing nothing: for what `cache.watch` sees."""
+        """Runs the last N committed tokens [R, N] of every row again, writing nothing: for what `cache.watch` sees.
+
+        What is computed for rows with fewer than N tokens means nothing; one row at least must have as many.
+        """
         lengths, host = cache.lengths, list(cache.host_lengths)
         count = tokens.shape[1]
-        cache.rollback(lengths - count, [length - count for length in host])
+        cache.rollback((lengths - count).clamp(min=0), [max(length - count, 0) for length in host])
         try:
             with self.attached():
                 self._pass(tokens, cache, None, [0] * len(tokens), write=False)
@@ -203,7 +223,8 @@ class CausalLMTarget:
             before = self.config._attn_implementation
             self.model.set_attn_implementation(NAME)
             hook = self.model.get_output_embeddings().register_forward_pre_hook(self._note)
-            if self._linears is not None:
+            self._step = DecoderStep.of(self.model) if self._fast else None
+            if self._step is None and self._linears is not None:
                 self._linears.attach()
         self._attached += 1
         try:
@@ -212,7 +233,7 @@ class CausalLMTarget:
             self._attached -= 1
             if self._attached == 0:
                 hook.remove()
-                if self._linears is not None:
+                if self._step is None and self._linears is not None:
                     self._linears.detach()
                 self.model.set_attn_implementation(before)
 
@@ -243,11 +264,16 @@ class CausalLMTarget:
         restricted = None
         if self._restricted is not None and self._restricted.store is cache:
             restricted = RestrictedPass(self._restricted, slots)
-        kv_pass = KVPass(cache, slots, keys, restricted, write)
+        kind = StreamingPass if isinstance(cache, StreamingStore) else KVPass
+        kv_pass = kind(cache, slots, keys, restricted, write)
         arguments: dict[str, Any] = {self._cache_name: kv_pass, "kv_pass": kv_pass}
         wanted: list[int] = [] if ends is None else sorted(set(ends))
         if ends is not None and self._keeps:
             arguments["logits_to_keep"] = torch.tensor(wanted, device=tokens.device)
+        if ends is None and self._step is not None and self._step.serves(*tokens.shape):
+            places = slots.positions.expand_as(tokens)
+            logits, hidden, features = self._step(self._own(tokens), places, kv_pass.store_and_attend, self.feature_layers)
+            return TargetOutput(self._sized(logits), hidden, features)
         layers = self._layers() if self.feature_layers else []
         heard = [_Ear(layers[index]) for index in self.feature_layers]
         output = self.model(

@@ -21,7 +21,7 @@ from transformers.masking_utils import eager_mask
 from ..attention.logits import LogitForm
 from ..attention.restriction import Restriction, Visible, Watch, Window
 from ..core.kv import KVStore, Slots
-from ..models.row_attention import RowAttention
+from ..models.row_attention import LayerSlots, RowAttention
 from .restricted import Part, RestrictedPass, joined, parted_attention
 
 __all__ = ["NAME", "KVPass", "Restriction", "Visible", "Watch", "Window"]
@@ -52,8 +52,9 @@ class KVPass(Cache):
         super().__init__(layers=[])
         self.store, self.slots, self.key_positions = store, slots, key_positions
         self.restricted, self.writes = restricted, write
+        self.group: LayerSlots = store
         self.windows: dict[int, tuple[Slots, int]] = {}
-        self.prepared: dict[int | None, RowAttention | None] = {}
+        self.prepared: dict[int | str | None, RowAttention | None] = {}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.slots.live - self.slots.positions.shape[1]
@@ -91,21 +92,31 @@ class KVPass(Cache):
             self.store.watch(layer, queries, keys, self.slots, LogitForm(scaling, softcap, window, sinks))
         slots, first = self._seen(window)
         if softcap is None and sinks is None:
-            rows = self._rows(window, slots, queries)
+            rows = self._rows(window, self.group, slots, queries)
             if rows is not None:
-                return _grouped(rows, layer, queries * scaling, keys.shape[1])
+                return grouped(rows, self._place(layer), queries * scaling, keys.shape[1])
         return attention(queries, keys[:, :, first:], values[:, :, first:], slots.mask, scaling, softcap, sinks)
 
-    def _rows(self, window: int | None, slots: Slots, queries: Tensor) -> RowAttention | None:
-        """The bit-stable products for float32 on the CPU, made once per pass and window."""
-        if window not in self.prepared:
+    def store_and_attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        """`update`, then `attend`."""
+        return self.attend(layer, queries, *self.update(keys, values, layer), scaling, window, None, None)
+
+    def _place(self, layer: int) -> int:
+        """Where the layer stands in `group`."""
+        return layer
+
+    def _rows(self, name: int | str | None, layers: LayerSlots, slots: Slots, queries: Tensor) -> RowAttention | None:
+        """The bit-stable products for float32 on the CPU, made once per pass and `name` (a window, a kind of layer)."""
+        if name not in self.prepared:
             heads = self.store.heads
             group, count = queries.shape[1] // heads, queries.shape[2]
-            serves = RowAttention.serves(self.store, heads, group * count)
+            serves = RowAttention.serves(layers, heads, group * count)
             if serves and slots.mask is not None and group > 1:
                 slots = replace(slots, mask=slots.mask.repeat(1, 1, group, 1))
-            self.prepared[window] = RowAttention(self.store, slots, group * count) if serves else None
-        return self.prepared[window]
+            self.prepared[name] = RowAttention(layers, slots, group * count) if serves else None
+        return self.prepared[name]
 
     def _seen(self, window: int | None) -> tuple[Slots, int]:
         """The slots with the layer's window in their mask, and the first slot any row still sees."""
@@ -118,7 +129,7 @@ class KVPass(Cache):
                 mask = torch.zeros((), dtype=self.store.dtype, device=inside.device)
             mask = torch.where(inside[:, None], mask, float("-inf"))
             first = 0
-            if not RowAttention.serves(self.store, self.store.heads, 1):
+            if not RowAttention.serves(self.group, self.store.heads, 1):
                 first = max(0, min(self.store.host_lengths) - window + 1)
             self.windows[window] = replace(self.slots, mask=mask[..., first:]), first
         return self.windows[window]
@@ -173,7 +184,7 @@ def attention_of_parts(
     return attention(queries, keys, values, mask, scaling, softcap, sinks)
 
 
-def _grouped(rows: RowAttention, layer: int, queries: Tensor, heads: int) -> Tensor:
+def grouped(rows: RowAttention, layer: int, queries: Tensor, heads: int) -> Tensor:
     """Query heads that share a key head become rows of one product: [R, H, N, D] -> [R, N, H, D]."""
     count, _, length, size = queries.shape
     seen = rows(layer, queries.reshape(count, heads, -1, size))

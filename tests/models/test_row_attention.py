@@ -49,3 +49,22 @@ def test_what_it_serves() -> None:
     assert not RowAttention.serves(store, 8, 1), "grouped key heads"
     assert not RowAttention.serves(store, 4, 65), "a long prefill"
     assert not RowAttention.serves(KVStore(1, 2, 4, 8, 16, torch.bfloat16), 4, 1)
+
+
+@pytest.mark.parametrize("length", [1023, 1100, 3000, 17000])
+@pytest.mark.parametrize("count", [1, 5, 18])
+def test_many_keys_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, length: int, count: int) -> None:
+    """Above FAR keys the chunks are multiplied together; alone or beside a longer row, rows keep their bits."""
+    alone = filled(1, 3, 8, 17100, [length])
+    queries = torch.randn(1, 3, count, 8, generator=torch.Generator().manual_seed(1))
+    far = RowAttention(alone, alone.plan(count), count)(0, queries)
+    both = KVStore(1, 2, 3, 8, 17100)
+    both.keys[:, :1], both.values[:, :1] = alone.keys[:1], alone.values[:1]
+    both.advance(torch.tensor([length, 17050]), [length, 17050])
+    beside = RowAttention(both, both.plan(count), count)(0, queries.expand(2, -1, -1, -1))
+    assert torch.equal(beside[:count], far)
+    if length > 16000:  # 128 chunks are added up as one group, the near way knows no groups
+        return
+    monkeypatch.setattr("mediaspec.models.row_attention.FAR", 10**9)
+    near = RowAttention(alone, alone.plan(count), count)(0, queries)
+    assert torch.equal(near, far)

@@ -140,6 +140,59 @@ def test_best_lengths_of_the_speed_up_grid() -> None:
         best = max(range(32), key=rates.__getitem__)
         assert (best + 1, rates[best]) == (entry["best_gamma"], pytest.approx(entry["best_speedup"]))
         assert geometric_tokens(beta, 4) / (1 + 4 * cost) == pytest.approx(entry["speedup_gamma4"])
+        assert geometric_tokens(beta, 9) / (1 + 9 * cost) == pytest.approx(entry["speedup_gamma9"])
+
+
+def test_acceptance_of_one_token_behind_a_rate_of_drafts() -> None:
+    """What share of drafted tokens is accepted, and what chance of a single one is behind it, are two figures."""
+    wanted = CASES["speedup"]["expected"]
+    for rate in (0.622, 0.661):
+        beta = wanted[f"beta_from_rate_{rate}_g9"]
+        assert (geometric_tokens(beta, 9) - 1) / 9 == pytest.approx(rate, abs=1e-9)
+        levels = Levels(9)
+        for step in range(2000):
+            levels.add(accepted_at((step + 0.5) / 2000, beta), 9)
+        assert sum(levels.accept) / (9 * 2000) == pytest.approx(rate, abs=2e-3)
+        assert levels.conditional([beta] * 9) == pytest.approx([beta] * 9, abs=2e-3)
+
+
+def test_rows_in_lockstep_lose_what_ragged_rows_keep() -> None:
+    """The slowest row of a batch decides for all: the least of B geometric counts is geometric with beta^B."""
+    wanted = CASES["speedup"]["expected"]
+    for rows in (1, 4, 8, 32):
+        assert geometric_tokens(0.8**rows, 9) == pytest.approx(wanted["lockstep_min_tokens_b0.8_g9"][str(rows)])
+        assert geometric_tokens(0.8, 9) == pytest.approx(wanted["ragged_tokens_b0.8_g9"][str(rows)])
+
+
+def test_sparse_drafting_is_on_where_the_bytes_say_that_it_pays() -> None:
+    """A drafter that reads the same weights and few keys: its step costs the share c of a plain one. The policy, told
+    nine drafts at that cost or none and shown a rate of .661, drafts exactly where the case has a gain."""
+    given, wanted = CASES["speedup"]["inputs"], CASES["speedup"]["expected"]
+    paid = []
+    for key, entry in wanted["std_bytes"].items():
+        rows, context = (int(part.split("=")[1]) for part in key.split(","))
+        bytes_of = [given["weight_bytes"] + rows * n * given["kv_bytes_per_token"] for n in (1024, context)]
+        share = bytes_of[0] / bytes_of[1]
+        assert share == pytest.approx(entry["c"])
+        assert (given["kept_tokens"] / context + 1 / 9) == pytest.approx(entry["paper_io_condition_rhs"])
+        arms = [Arm().to_dict(), Arm("sparse", 9).to_dict()]
+        policy = make_policy("survival", arms=arms, costs=[1.0, 1 + 9 * share], probe_every=0, forget=1.0)
+        policy.begin(["sparse"])
+        choice = policy.choose([0])
+        draft = type(choice)(policy.arms[1], 1, choice.rows, choice.length)
+        for step in range(1000):  # of 1000 rounds, as many accept k of nine as a constant chance gives
+            policy.observe(draft, Outcome([accepted_at((step + 0.5) / 1000, wanted["beta_from_rate_0.661_g9"])]))
+        gain = entry["speedup_alpha0.661_gamma9"]
+        assert (1 + 9 * 0.661) / (9 * share + 1) == pytest.approx(gain)
+        assert policy.choose([0]).arm.off == (gain < 1)
+        paid.append(gain > 1)
+        assert 0.661 > entry["paper_io_condition_rhs"]  # the published condition holds in all six, and is not enough
+    assert 0 < sum(paid) < len(paid)
+
+
+def accepted_at(share: float, beta: float) -> int:
+    """Accepted drafts out of nine at a quantile of the geometric law."""
+    return min(9, int(math.log(1 - share) / math.log(beta)))
 
 
 def test_verify_budget() -> None:

@@ -30,7 +30,15 @@ __all__ = ["ENVIRONMENT_VARIABLE", "Impl", "OPERATIONS", "choose", "describe", "
 Impl = Literal["reference", "triton"]
 
 ENVIRONMENT_VARIABLE = "MEDIASPEC_KERNELS"
-OPERATIONS = ("philox", "sample", "verify_chain", "verify_tree")
+OPERATIONS = (
+    "philox",
+    "sample",
+    "verify_chain",
+    "verify_tree",
+    "tree_attention",
+    "sparse_attention",
+    "lse_merge",
+)
 
 
 @functools.cache

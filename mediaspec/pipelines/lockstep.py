@@ -38,24 +38,36 @@ STATEFUL = (
 
 
 class Texts:
-    """[B, C + T] ids of all rows as plain `generate` would hold them.
+    """Ids of all rows, prompts and what follows them.
 
     Args:
-        input_ids: [B, C] padded prompts; horizon: T; pad: fills rows that are shorter.
+        input_ids: [B, C] prompts.
+        horizon: T.
+        pad: fills what is not written yet.
+        lengths: ids of every prompt, which then stands at column 0 without padding: rows are asked about one by one
+            and nothing of a row depends on the others. None: prompts padded on the left to one length, as `generate`
+            holds them; then processors and criteria see the whole batch, of which a user's own may make use.
     """
 
-    def __init__(self, input_ids: Tensor, horizon: int, pad: int) -> None:
+    def __init__(self, input_ids: Tensor, horizon: int, pad: int, lengths: Sequence[int] | None = None) -> None:
         batch, self.columns = input_ids.shape
+        self.together = lengths is None
+        self.starts = [self.columns] * batch if lengths is None else list(lengths)
         self.ids = torch.cat([input_ids, input_ids.new_full((batch, horizon), pad)], 1)
         self.horizon, self.pad = horizon, pad
 
     def update(self, state: DecodeState, rows: Sequence[int]) -> None:
         """Takes over what the live rows have written, committed or not."""
-        self.ids[list(rows), self.columns :] = state.tokens[:, : self.horizon]
+        if self.together:
+            self.ids[list(rows), self.columns :] = state.tokens[:, : self.horizon]
+            return
+        for live, row in enumerate(rows):
+            start = self.starts[row]
+            self.ids[row, start : start + self.horizon] = state.tokens[live, : self.horizon]
 
-    def upto(self, length: int) -> Tensor:
-        """[B, C + length]."""
-        return self.ids[:, : self.columns + length].clone()
+    def upto(self, place: int) -> Tensor:
+        """[B, place] the first columns."""
+        return self.ids[:, :place].clone()
 
 
 def split_warp(processors: LogitsProcessorList) -> tuple[LogitsProcessorList, Warp]:
@@ -127,24 +139,31 @@ class StepwiseProcessors:
         return scores[:, None]
 
     def _stepwise(self, part: Any, scores: Tensor, state: DecodeState, draft: Draft | None, rows: list[int]) -> Tensor:
-        self.texts.update(state, rows)
+        texts = self.texts
+        texts.update(state, rows)
         groups: dict[tuple[int, int], list[tuple[int, int, list[int]]]] = {}
         for node, (path, rank) in enumerate(_paths(draft, scores.shape[1])):
             for live, length in enumerate(state.host_lengths):
-                groups.setdefault((length + len(path), rank), []).append((live, node, path))
+                # rows behind their end are scored as well; their text is as long as the horizon at most
+                place = texts.starts[rows[live]] + min(length + len(path), texts.horizon)
+                groups.setdefault((place, rank), []).append((live, node, path))
         done = torch.empty_like(scores)
-        for (length, _), members in sorted(groups.items()):
-            # rows behind their end are scored as well; their text is as long as the horizon at most
-            ids = self.texts.upto(min(length, self.texts.horizon))
+        for (place, _), members in sorted(groups.items()):
+            ids = texts.upto(place)
             whole = scores.new_zeros(len(ids), scores.shape[2])
             for live, node, path in members:
+                row = rows[live]
                 if path and draft is not None:
-                    begin = self.texts.columns + state.host_lengths[live]
-                    ids[rows[live], begin:] = draft.tokens[live, path][: ids.shape[1] - begin]
-                whole[rows[live]] = scores[live, node]
-            processed = part(ids, whole)
-            for live, node, _ in members:
-                done[live, node] = processed[rows[live]]
+                    begin = texts.starts[row] + state.host_lengths[live]
+                    ids[row, begin:] = draft.tokens[live, path][: max(place - begin, 0)]
+                whole[row] = scores[live, node]
+            asked = [rows[live] for live, _, _ in members]
+            if texts.together:
+                processed = part(ids, whole)[asked]
+            else:
+                processed = part(ids[asked], whole[asked])
+            for (live, node, _), one in zip(members, processed, strict=True):
+                done[live, node] = one
         return done
 
 
@@ -175,23 +194,38 @@ class ScoreBook:
     def __init__(self, process: StepwiseProcessors | None, raw: bool, processed: bool) -> None:
         self.process, self.raw, self.processed = process, raw, processed
         self.latest: list[tuple[dict[int, list[Tensor]], Tensor]] = []
+        self.draft: Draft | None = None
         self.logits: dict[int, list[Tensor]] = {}
         self.scores: dict[int, list[Tensor]] = {}
 
     def __call__(self, state: DecodeState, logits: Tensor, draft: Draft | None, rows: list[int]) -> Tensor:
         done = logits if self.process is None else self.process(state, logits, draft, rows)
-        self.latest = []
+        self.latest, self.draft = [], draft
         if self.raw:
             self.latest.append((self.logits, logits[:, 0].float()))
         if self.processed:
             self.latest.append((self.scores, done[:, 0].float()))
         return done
 
-    def keep(self, counts: Sequence[int], rows: Sequence[int]) -> None:
-        """Keeps the first `counts` positions of every live row: the tokens of a chain are scored in order."""
-        for kept, values in self.latest:
-            for live, (count, row) in enumerate(zip(counts, rows, strict=True)):
-                kept.setdefault(row, []).extend(values[live, :count].clone())
+    def keep(self, state: DecodeState, counts: Sequence[int], rows: Sequence[int]) -> None:
+        """Keeps the positions that the first `counts` tokens of every live row's block were drawn at."""
+        if not self.latest:
+            return
+        for live, (count, row) in enumerate(zip(counts, rows, strict=True)):
+            at = self._positions(state, live, count)
+            for kept, values in self.latest:
+                kept.setdefault(row, []).extend(values[live, at].clone())
+
+    def _positions(self, state: DecodeState, live: int, count: int) -> list[int]:
+        """A chain is scored in order; in a tree every committed token leads on to the node that holds it."""
+        if self.draft is None or self.draft.tree is None:
+            return list(range(count))
+        begin = state.host_lengths[live]
+        written, drafted = state.tokens[live, begin : begin + count].tolist(), self.draft.tokens[live].tolist()
+        children, at = self.draft.tree.children, [0]
+        for token in written[: count - 1]:
+            at.append(next(node for node in children[at[-1]] if drafted[node - 1] == token))
+        return at[:count]
 
     @staticmethod
     def steps(kept: dict[int, list[Tensor]], batch: int, length: int) -> tuple[Tensor, ...]:
@@ -240,7 +274,7 @@ class CriteriaEnding:
                 counts = torch.tensor(host, device=counts.device)
                 stopped = stopped | torch.tensor(hit, device=counts.device)
         if self.book is not None:
-            self.book.keep(host, rows)
+            self.book.keep(state, host, rows)
         return counts, stopped
 
     def _ask(self, state: DecodeState, host: list[int], rows: list[int]) -> list[bool]:
@@ -256,7 +290,7 @@ class CriteriaEnding:
             ]
             if not new:
                 continue
-            done = self.criteria(self.texts.upto(length), None).tolist()
+            done = self.criteria(self.texts.upto(self.texts.columns + length), None).tolist()
             for live in new:
                 if done[rows[live]]:
                     hit[live] = True
