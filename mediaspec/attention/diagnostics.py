@@ -60,7 +60,8 @@ class HeadReport:
 
     Args:
         layer, head, key_head: indices.
-        kind: "streaming" (sinks and a window hold the mass), "slash", "vertical" or "diffuse" (more than n / 8 keys).
+        kind: "diffuse" (attention spreads over more than n / 8 keys), "slash" (single distances hold half of the mass),
+            "streaming" (sinks and the last 256 keys hold 95 %), else "vertical" (columns that depend on the text).
         sink_score: alpha_0 over the strip; None in a layer whose window no longer holds position 0.
         sink_set: the model's sinks that this head looks at.
         lazy_ratio: mass on the first and last keys a lazy layer would keep, mean of ratios over queries.
@@ -100,7 +101,7 @@ class AttentionReport:
         model: its name; prompt_sha256: of the token ids as little-endian int64; dtype: of keys and queries.
         tokens: n; rows: w really used; epsilon, kappa, lazy_at: thresholds.
         sink_set: positions that are sinks of the model.
-        value_ratio: per layer, mean norm of the sinks' values over the median norm (0.3 and below confirms a sink).
+        value_ratio: per layer, norm of the strongest sink's value over the median norm, mean over key heads.
         heads: layer by layer.
     """
 
@@ -216,7 +217,8 @@ def diagnose(
     means = torch.stack([sums.columns[0] for sums in strips]) / count
     sinks = sink_set(means, length, margin=min(1024, length // 2))
     norms = values[:, 0, :, :length].float().norm(dim=-1)
-    ratio = norms[..., sinks].mean(-1) / norms.median(-1).values.clamp(min=1e-12)
+    strongest = max(sinks, key=lambda key: float(means[:, :, key].mean()))
+    ratio = norms[..., strongest] / norms.median(-1).values.clamp(min=1e-12)
     heads: list[HeadReport] = []
     for layer, (tail, sums) in enumerate(zip(tails, strips)):
         turn = rotary[layer] if layer < len(rotary) else None
@@ -271,7 +273,11 @@ def _layer(
             layer=layer,
             head=head,
             key_head=head // group,
-            kind=_kind(pattern, sums, head, float(effective[head])),
+            kind=_kind(
+                float(effective[head]) / length,
+                sum(score for _, score in slashes[head]),
+                float(means[head, sinks].sum() + recent[WINDOWS[0]][head]),
+            ),
             sink_score=float(alpha[head]) if inside else None,
             sink_set=tuple(key for key in sinks if float(means[head, key]) > 0.05),
             lazy_ratio=float(sums.lazy[0, head]),
@@ -324,15 +330,12 @@ def _group_mass(tail: LayerTail, keys: Tensor, sums: StripSums, one: int) -> Ten
     return torch.cat(parts, -1)
 
 
-def _kind(pattern: HeadPattern, sums: StripSums, head: int, effective: float) -> str:
-    if effective > sums.columns.shape[2] / 8:
+def _kind(spread: float, on_distances: float, on_window: float) -> str:
+    if spread > 1 / 8:
         return "diffuse"
-    if not pattern.slash and not pattern.columns:
-        return "streaming"
-    offsets = sums.offsets[0, head]
-    slash = sum(float(offsets[max(d - pattern.band, 0) : d + pattern.band + 1].sum()) for d in pattern.slash)
-    vertical = float(sums.columns[0, head, list(pattern.columns)].sum()) if pattern.columns else 0.0
-    return "slash" if slash > vertical else "vertical"
+    if on_distances >= 0.5:
+        return "slash"
+    return "streaming" if on_window >= 0.95 else "vertical"
 
 
 def _rotation(
@@ -361,9 +364,9 @@ def _mean(moments: Moments, length: int) -> Tensor:
 
 
 def _short(value: Any) -> Any:
-    """Floats to six digits, inside lists and dicts too: a report is read by people and kept in a repository."""
+    """Floats to five digits, inside lists and dicts too: a report is read by people and kept in a repository."""
     if isinstance(value, float):
-        return round(value, 6)
+        return round(value, 5)
     if isinstance(value, dict):
         return {key: _short(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

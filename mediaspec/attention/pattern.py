@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .select import union
 
-__all__ = ["HeadPattern", "SparsePattern", "build_pattern"]
+__all__ = ["HeadPattern", "SparsePattern", "build_pattern", "indices_of"]
 
 COLUMNS_AT_ONCE = 8  # with 32, one strong column is taken for 21 weak slashes
 
@@ -143,11 +143,18 @@ class SparsePattern:
                 f"the target {layers} of {heads}; measure this model with `mediaspec inspect`"
             )
 
-    def tables(self, limit: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-        """Positions [L, heads, A] and distances [L, heads, E] of all heads below `limit`, padded with -1."""
+    def tables(self, limit: int, device: torch.device | str = "cpu", ahead: int = 1) -> tuple[Tensor, Tensor]:
+        """Positions [L, heads, A] and distances [L, heads, E] of all heads below `limit`, padded with -1.
+
+        Args:
+            ahead: the distances are seen from the first of so many queries in a row and hold what any of them sees.
+        """
         flat = [one for layer in self.heads for one in layer]
         shape = len(self.heads), len(self.heads[0])
-        lists = [[k for k in one.positions() if k < limit] for one in flat], [one.distances(limit) for one in flat]
+        lists = [[k for k in one.positions() if k < limit] for one in flat], []
+        for one in flat:
+            seen = one.distances(limit + ahead - 1)
+            lists[1].append(sorted({d - step for d in seen for step in range(min(ahead, d + 1)) if d - step < limit}))
         tables = []
         for rows in lists:
             width = max(1, max(map(len, rows)))
@@ -161,11 +168,10 @@ class SparsePattern:
         Args:
             limit: no position lies at or beyond it; bounds K.
         """
-        fixed, distances = self.tables(limit, positions.device)
-        return pattern_indices(fixed, distances, positions)
+        return indices_of(*self.tables(limit, positions.device), positions)
 
 
-def pattern_indices(fixed: Tensor, distances: Tensor, positions: Tensor) -> Tensor:
+def indices_of(fixed: Tensor, distances: Tensor, positions: Tensor) -> Tensor:
     """[L, B, heads, K] from the tables of `SparsePattern.tables` and query positions [B]."""
     at = positions[:, None, None]
     here = torch.where((fixed[:, None] >= 0) & (fixed[:, None] <= at), fixed[:, None], -1)

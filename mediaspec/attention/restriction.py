@@ -66,7 +66,7 @@ class Watch(Protocol):
 
     Args:
         layer: index; queries: [R, H, N, D] with rotation, not scaled.
-        keys: [R, Hkv, live, D] view of the layer's live slots, this pass's inputs included; slot = position for chains.
+        keys: [R, Hkv, live, D] view of the layer's live slots, this pass's inputs included; for chains, by position.
         slots: positions and mask of the pass; a sliding window is in `form` and not in the mask.
         form: what makes logits of the products.
     """

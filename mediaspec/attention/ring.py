@@ -1,8 +1,8 @@
 """Slots of a streaming layer: a sink that stays and a ring for the rest, arXiv:2410.13846 section 3.
 
-A key at sequence position p stands in slot p while p is in the sink, else in slot sink + (p - sink) mod R. What a query
-may see is decided by positions, never by the order of slots. A rejected draft of M positions has overwritten the M
-oldest ring slots, so R must exceed the recent window by the longest draft: R >= recent + M (arXiv:2410.13846 keeps
+A key at sequence position p stands in slot p while p is in the sink, else in slot sink + (p - sink) mod R. What a
+query may see is decided by positions, never by the order of slots. A rejected draft of M positions has overwritten the
+M oldest ring slots, so R must exceed the recent window by the longest draft: R >= recent + M (arXiv:2410.13846 keeps
 R = recent, which is right only where nothing is ever rolled back).
 
 Letters: R rows (ring slots are written out), N positions of a pass, S = sink + ring slots.

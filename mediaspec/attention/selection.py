@@ -45,7 +45,7 @@ class LightTransfer:
         ValueError: a value out of range, or both `full_layers` and `lazy_layers`.
 
     Example:
-        >>> LightTransfer(full_layers=2).choose(6, {})
+        >>> LightTransfer(full_layers=2).choose(6, windows=[])
         (2, None)
     """
 
@@ -72,7 +72,7 @@ class LightTransfer:
             if self.full_layers is not None:
                 raise ValueError("full_layers says how many to choose and lazy_layers which; give one of them")
 
-    def choose(self, layers: int, windows: Sequence[int] | dict[int, int]) -> tuple[int, frozenset[int] | None]:
+    def choose(self, layers: int, windows: Sequence[int]) -> tuple[int, frozenset[int] | None]:
         """P and the fixed lazy set for a model of `layers` layers, of which `windows` are sliding already.
 
         Raises:
@@ -156,7 +156,7 @@ class LayerSelection:
         return given
 
     def _tail(self, layer: int, queries: Tensor, first: int, lengths: Tensor) -> Tensor:
-        """[R, H, w, D] queries at the last w positions before `lengths`, from this pass and the end of the one before."""
+        """[R, H, w, D] queries at the last w positions before `lengths`, of this pass and the end of the last one."""
         count = self.settings.w_last
         at = strip_positions(lengths, count)
         rows, heads, _, size = queries.shape

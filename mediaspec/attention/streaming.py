@@ -25,7 +25,7 @@ from .selection import LayerSelection, LightTransfer
 
 __all__ = ["LayerGroup", "StreamingReport", "StreamingSlots", "StreamingStore"]
 
-SLACK = 32  # ring slots beyond the window even for short drafts: the order of sums does not change with the draft length
+SLACK = 32  # ring slots beyond the window, even for short drafts: the order of sums is the same for all draft lengths
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,14 @@ class StreamingStore(KVStore):
     ) -> None:
         self.settings, self.layers, self._tell = settings, layers, tell
         self._able = tuple(layer for layer in range(layers) if layer not in windows)
-        self._keep, self._fixed = settings.choose(layers, list(windows))
+        self._keep, self._fixed = settings.choose(layers, windows)
         self._shape, self._capacity, self._dtype = (rows, heads, head_dim), capacity, dtype
         self.ring = Ring.sized(settings.w_sink, settings.w_recent, max(slack, SLACK))
         self.full, self.lazy = LayerGroup(), LayerGroup()
         self._spare: list[tuple[Tensor, Tensor]] = []
         self._selection: LayerSelection | None = None
         self._peak = 0
+        self._prompt: tuple[int, ...] = (0,) * rows
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         self.host_lengths = [0] * rows
         self._newest = [-1] * rows
@@ -158,7 +159,8 @@ class StreamingStore(KVStore):
     def full_nbytes(self) -> int:
         """Bytes of a store that keeps everything."""
         rows, heads, size = self._shape
-        return 2 * self.layers * rows * heads * self._capacity * size * torch.empty((), dtype=self._dtype).element_size()
+        each = torch.empty((), dtype=self._dtype).element_size()
+        return 2 * self.layers * rows * heads * self._capacity * size * each
 
     @property
     def filling(self) -> bool:
@@ -197,10 +199,8 @@ class StreamingStore(KVStore):
         self._spare.clear()
         self._newest = [length - 1 for length in self._prompt]
         if self._tell is not None:
-            lazy = tuple(sorted(self.lazy.place))
-            self._tell(
-                StreamingReport(lazy, dict(sorted(ratios.items())), self.nbytes, self._peak, self.full_nbytes, self._prompt)
-            )
+            lazy, known = tuple(sorted(self.lazy.place)), dict(sorted(ratios.items()))
+            self._tell(StreamingReport(lazy, known, self.nbytes, self._peak, self.full_nbytes, self._prompt))
 
     def judge(self, layer: int, queries: Tensor, form: LogitForm) -> None:
         """Called behind a layer's attention in the prefill, with its [R, H, N, D] queries: cuts what is lazy."""
@@ -218,7 +218,7 @@ class StreamingStore(KVStore):
         if layer == self.layers - 1 and not last and self._fixed is None:
             given += selection.close()
         for one in given:
-            self._cut(one, (selection.lengths.clamp(max=first + queries.shape[2])))
+            self._cut(one, selection.lengths.clamp(max=first + queries.shape[2]))
 
     def plan(self, count: int, tree: TreeSpec | None = None) -> Slots:
         if self.filling:
@@ -242,7 +242,7 @@ class StreamingStore(KVStore):
         return self.lazy.get(layer) if layer in self.lazy.place else self.full.get(layer)
 
     def write(self, layer: int, slots: Slots, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """As `KVStore.write`; a lazy layer returns its live ring slots, during a prefill with the pass's own behind."""
+        """As `KVStore.write`; a lazy layer returns its live ring slots, in a prefill with the pass's own behind."""
         if layer in self.lazy.place:
             if self.filling:
                 return self._turn(layer, keys, values)
@@ -254,13 +254,14 @@ class StreamingStore(KVStore):
         return super().write(layer, slots, keys, values)
 
     def filled(self, count: int) -> Tensor:
-        """[R, S + N] positions of what `write` returns for a lazy layer during a prefill; -1 where there is nothing."""
+        """[R, S + N] positions of what `write` returns for a lazy layer in a prefill; -1 where there is nothing."""
         selection, first = self._selection, max(self.host_lengths)
         assert selection is not None
         held = self.ring.held(selection.lengths.clamp(max=first) - 1)
         own = torch.arange(first, first + count, device=held.device)
         return torch.cat([held, own.expand(len(held), -1)], 1)
 
+    @torch.inference_mode()  # slots made in a prefill are inference tensors
     def commit(self, path: Tensor, counts: Tensor) -> None:
         order = torch.arange(path.shape[1], device=path.device)
         source, target = self.lengths[:, None] + path, self.lengths[:, None] + order
@@ -298,14 +299,13 @@ class StreamingStore(KVStore):
             self._spare.append((keys, values))
 
     def _turn(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """A chunk's keys and values [R, Hkv, N, D] through a ring: the old slots with the chunk behind, then moved on."""
+        """Moves a ring on by a prefill's chunk [R, Hkv, N, D]; returns the slots before it with the chunk behind."""
         selection, first, count = self._selection, max(self.host_lengths), keys.shape[2]
         assert selection is not None
         held = self.ring.held(selection.lengths.clamp(max=first + count) - 1)
         fresh = (held >= first)[:, None, :, None]
         at = (held - first).clamp(0, count - 1)[:, None, :, None].expand(-1, self.heads, -1, self.head_dim)
-        old = self.lazy.get(layer)
-        seen = tuple(torch.cat([before, now], 2) for before, now in zip(old, (keys, values), strict=True))
-        moved = [torch.where(fresh, now.gather(2, at), before) for before, now in zip(old, (keys, values), strict=True)]
-        self.lazy.put(layer, moved[0], moved[1])
-        return seen[0], seen[1]
+        old_keys, old_values = self.lazy.get(layer)
+        moved = torch.where(fresh, keys.gather(2, at), old_keys), torch.where(fresh, values.gather(2, at), old_values)
+        self.lazy.put(layer, *moved)
+        return torch.cat([old_keys, keys], 2), torch.cat([old_values, values], 2)

@@ -1,4 +1,4 @@
-"""The `mediaspec` command: generate, convert, bench, eval, demo and doctor, one file each.
+"""The `mediaspec` command: generate, convert, bench, eval, inspect, demo and doctor, one file each.
 
 A command module is imported with its siblings but may import torch only inside its functions, so `--help` and
 `--version` answer at once.
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from . import bench, convert, demo, doctor, eval, generate, text
+from . import bench, convert, demo, doctor, eval, generate, inspect, text
 
 __all__ = ["app", "main"]
 
@@ -26,6 +26,7 @@ app.add_typer(generate.app, name="generate")
 app.add_typer(convert.app, name="convert")
 app.add_typer(bench.app, name="bench")
 app.add_typer(eval.app, name="eval")
+app.command(name="inspect")(inspect.inspect)
 app.command(name="demo")(demo.demo)
 app.command(name="doctor")(doctor.doctor)
 

@@ -114,6 +114,7 @@ def measure(
     ours = _configurations(rules, policies, drafters)
     device = usable_device(device)
     pipe = TextGenerationPipeline.from_pretrained(model, dtype=torch_dtype(dtype), device=device)
+    pipe.set_progress_bar_config(disable=True)
     _room(pipe, work, sampling.max_new_tokens)
     plain = {"rule": PLAIN, "policy": "none", "drafter": "none"}
     runners = [text_runner(pipe, PLAIN, plain, {"rule": PLAIN}, sampling)]

@@ -71,7 +71,7 @@ def evaluate(
     from ..pipelines.text_generation import TextGenerationPipeline
 
     specs = parse_rules(attention)
-    sizes = _sizes(lengths, scored)
+    sizes = _sizes(lengths, scored if texts else 0)
     if min(texts, depths) < 0 or texts + depths == 0 or needles < 1 or block < 1 or scored < 1:
         raise ValueError(
             f"--texts {texts}, --depths {depths}, --needles {needles}, --scored {scored} and --block {block}; ask for "
@@ -84,6 +84,7 @@ def evaluate(
         own = text_file.read_text(encoding="utf-8")
     device = usable_device(device)
     pipe = TextGenerationPipeline.from_pretrained(model, dtype=torch_dtype(dtype), device=device)
+    pipe.set_progress_bar_config(disable=True)
     most = getattr(pipe.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     if most is not None and sizes[-1] > most:
         raise ValueError(f"--lengths has {sizes[-1]} and the model knows {most} positions; write at most {most}")

@@ -8,28 +8,37 @@ from typing import Any
 
 from ..core.types import Drafter
 from .eagle import EagleDrafter
+from .eagle3 import Eagle3Drafter
 from .jacobi import JacobiDrafter
 from .lazy import LazyDrafter
+from .longspec import LongSpecDrafter
 from .model import ModelDrafter
 from .ngram import NgramDrafter
+from .sparse import SparseDrafter
 
 __all__ = [
     "DRAFTERS",
+    "Eagle3Drafter",
     "EagleDrafter",
     "JacobiDrafter",
     "LazyDrafter",
+    "LongSpecDrafter",
     "ModelDrafter",
     "NgramDrafter",
+    "SparseDrafter",
     "make_drafter",
     "register_drafter",
 ]
 
 DRAFTERS: dict[str, type] = {
     "eagle": EagleDrafter,
+    "eagle3": Eagle3Drafter,
     "jacobi": JacobiDrafter,
     "lazy": LazyDrafter,
+    "longspec": LongSpecDrafter,
     "model": ModelDrafter,
     "ngram": NgramDrafter,
+    "sparse": SparseDrafter,
 }
 
 
@@ -49,7 +58,8 @@ def make_drafter(name: str, **settings: Any) -> Drafter:
     """A drafter by name with its constructor's settings.
 
     Args:
-        name: "eagle" (needs ``head=``), "model" (needs ``target=``), "jacobi", "lazy", "ngram", or a registered name.
+        name: "eagle" and "eagle3" (need ``head=``), "model" (needs ``target=``), "jacobi", "lazy", "ngram", or a
+            registered name.
         settings: what that drafter's constructor takes.
 
     Raises:

@@ -73,8 +73,8 @@ class LazyDrafter:
     ) -> None:
         if w_sink < 0 or w_recent < 1 or not 1 <= w_last <= w_sink + w_recent:
             raise ValueError(
-                f"w_sink={w_sink}, w_recent={w_recent}, w_last={w_last}: they count tokens, w_sink from 0 and the others "
-                f"from 1, and w_last is at most w_sink + w_recent"
+                f"w_sink={w_sink}, w_recent={w_recent}, w_last={w_last}: they count tokens, w_sink from 0 and the "
+                f"others from 1, and w_last is at most w_sink + w_recent"
             )
         if full_layers is not None and (full_layers < 0 or lazy_layers is not None):
             raise ValueError(
@@ -108,9 +108,7 @@ class LazyDrafter:
         run = self._live()
         assert state.cache is not None
         new = [
-            row
-            for row, length in enumerate(state.cache.host_lengths)
-            if run.lazy[row] is None and length > self.kept
+            row for row, length in enumerate(state.cache.host_lengths) if run.lazy[row] is None and length > self.kept
         ]
         if new:
             self._judge(state, state.cache, run, new)

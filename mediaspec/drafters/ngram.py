@@ -159,9 +159,7 @@ class NgramDrafter:
             ends = torch.full_like(text[:, 0], text.shape[1])
         return self._continue(text, count, ends, self._matches(text, ends))
 
-    def _continue(
-        self, text: Tensor, count: int, ends: Tensor, matched: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _continue(self, text: Tensor, count: int, ends: Tensor, matched: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`continuation` from known matches [B, W]."""
         if self.method == "lookup":
             tokens, length = self._copy(text, ends, matched, count)

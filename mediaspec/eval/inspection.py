@@ -47,7 +47,7 @@ def inspect_model(
     if ids.dim() != 1 or len(ids) < 2 or ids.dtype != torch.int64:
         raise ValueError(f"ids are {ids.dtype} of shape {list(ids.shape)}; give one prompt, int64 [n] with n >= 2")
     settings = settings if settings is not None else Settings()
-    target = CausalLMTarget(model, num_tokens=1, fast_linears=False)  # one prefill does not repay preparing weights
+    target = CausalLMTarget(model, num_tokens=1, fast=False)  # one prefill does not repay preparing weights
     prompt = TokenPrompt.from_padded(ids.to(target.device)[None])
     layers = target.config.num_hidden_layers
     rotary = [rotary_of(model, layer) for layer in range(layers)]

@@ -69,7 +69,7 @@ class AttentionHandle:
 
 
 class _Generate:
-    """`model.generate` of one instance, on this library's loop: an object, so that a deep copy keeps to its own model."""
+    """`model.generate` of one instance on this library's loop; an object, so that a deep copy runs the copy."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -77,9 +77,9 @@ class _Generate:
     def __call__(
         self, *args: Any, custom_generate: Any = None, streamer: Any = None, assistant_model: Any = None, **more: Any
     ) -> Any:
-        generate: Any = type(self.model).generate
+        kind: Any = type(self.model)
         if custom_generate is not None:
-            return generate(
+            return kind.generate(
                 self.model,
                 *args,
                 custom_generate=custom_generate,
@@ -93,7 +93,7 @@ class _Generate:
             more["drafter"] = "none"
         if streamer is not None:
             more["token_stream"] = streamer
-        return generate(self.model, *args, custom_generate=speculative, **more)
+        return kind.generate(self.model, *args, custom_generate=speculative, **more)
 
 
 def enable(model: PreTrainedModel, *, attention: str, **settings: Any) -> AttentionHandle:

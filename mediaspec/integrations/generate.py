@@ -179,7 +179,7 @@ def speculative(
 
     chosen = make_rule(rule) if isinstance(rule, str) else rule
     chosen.prepare(target)
-    drafting = prepare(asked, target, guess, share=True)
+    drafting = prepare(asked, target, None if guess == warp else guess, share=True)
     seeds = _seeds(row_seeds, batch, bool(config.do_sample)).to(target.device)
     engine = Engine(target, chosen, drafting.drafter)
     listener = token_stream if token_stream is not None else streamer

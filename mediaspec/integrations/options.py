@@ -131,8 +131,6 @@ def resolve(
     limit = config.get("disable_by_batch_size")
     if isinstance(chosen, str) and chosen == "none" or (limit is not None and batch > limit) or tokens == 0:
         return Speculation("none", 0, None, None, ngram)
-    if shape is not None:
-        tokens = None
     return Speculation(chosen, tokens, shape, policy, ngram)
 
 

@@ -1,7 +1,7 @@
 """Llama-like decoders of transformers for few positions on the CPU, without their modules.
 
-A pass over a handful of positions is some 25 small operations and seven products per layer, and the modules' own Python
-and unfused operations cost nearly as much as the products (SmolLM2-135M, one position, 2 cores: 10.6 of 26.6 ms). Here
+A pass over a handful of positions is 25 small operations and seven products per layer, and the modules' Python and
+unfused operations cost nearly as much as the products (SmolLM2-135M, one position, 2 cores: 10.6 of 26.6 ms). Here
 query, key and value matrices are one product, gate and up another, norms are one operation, and rotations are prepared
 once per pass. The model stays the owner of its weights; a trial pass at the first use must agree with the modules.
 
@@ -76,7 +76,10 @@ class DecoderStep:
         the families, does not stand on the CPU, or the trial fails (said once)."""
         if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers."):
             return None
-        linears = [one for one in model.modules() if isinstance(one, nn.Linear)]
+        modules = list(model.modules())
+        if any(one._forward_hooks or one._forward_pre_hooks or hasattr(one, "_hf_hook") for one in modules):
+            return None  # somebody listens to the modules, so they have to run
+        linears = [one for one in modules if isinstance(one, nn.Linear)]
         mark = tuple(_mark(one.weight) for one in linears)
         known = cls._known.get(model)
         if known is None or known[0] != mark:
@@ -87,8 +90,7 @@ class DecoderStep:
     @classmethod
     def _made(cls, model: Any, linears: list[nn.Linear]) -> DecoderStep | None:
         plain = all(type(one) is nn.Linear and one.weight.device.type == "cpu" for one in linears)
-        hooked = any(hasattr(one, "_hf_hook") or one._forward_hooks or one._forward_pre_hooks for one in model.modules())
-        if not plain or hooked or model.dtype not in (torch.float32, torch.bfloat16):
+        if not plain or model.dtype not in (torch.float32, torch.bfloat16):
             return None
         with torch.inference_mode():
             step = cls(model)
@@ -124,31 +126,31 @@ class DecoderStep:
         half = self.size // 2
         cos = cos[:, :, None]
         sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)[:, :, None]
-        turned, dim, heard = self.heads + self.key_heads, (x.shape[-1],), []
+        turned, heard = self.heads + self.key_heads, []
         for number, layer in enumerate(self.layers):
-            mixed = layer.qkv(F.rms_norm(x, dim, layer.before, self.eps)).view(rows, count, -1, self.size)
+            mixed = layer.qkv(_normed(x, layer.before, self.eps)).view(rows, count, -1, self.size)
             turning, values = mixed[:, :, :turned], mixed[:, :, turned:]
             if layer.norms is not None:
                 pair = (turning[:, :, : self.heads], turning[:, :, self.heads :])
-                turning = torch.cat(
-                    [F.rms_norm(part, (self.size,), weight, self.eps) for part, weight in zip(pair, layer.norms)], 2
-                )
+                turning = torch.cat([_normed(part, weight, self.eps) for part, weight in zip(pair, layer.norms)], 2)
             turning = torch.addcmul(turning * cos, turning.roll(half, -1), sin).transpose(1, 2)
             seen = attend(
                 number, turning[:, : self.heads], turning[:, self.heads :], values.transpose(1, 2),
                 layer.scaling, layer.window,
             )  # fmt: skip
             x = x + layer.out(seen.reshape(rows, count, -1))
-            gate, up = layer.wide(F.rms_norm(x, dim, layer.after, self.eps)).chunk(2, -1)
+            gate, up = layer.wide(_normed(x, layer.after, self.eps)).chunk(2, -1)
             x = x + layer.down(layer.act(gate).mul_(up))
             if number in features:
                 heard.append(x)
-        hidden = F.rms_norm(x, dim, self.norm, self.eps)
+        hidden = _normed(x, self.norm, self.eps)
         return self.head(hidden), hidden, torch.cat(heard, -1) if features else None
 
     def _layer(self, layer: Any, config: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        norms = (attention.q_norm.weight.detach(), attention.k_norm.weight.detach()) if hasattr(attention, "q_norm") else None
+        norms = None
+        if hasattr(attention, "q_norm"):
+            norms = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
         window = getattr(attention, "sliding_window", None)
         if type(layer).__name__.startswith("Mistral"):
             window = config.sliding_window
@@ -188,6 +190,14 @@ def _joined(*linears: nn.Linear) -> PreparedLinear:
         bias = torch.cat([part.detach() for part in parts])
     weight = linears[0].weight if len(linears) == 1 else torch.cat([one.weight.detach() for one in linears])
     return PreparedLinear(weight.detach(), bias=bias)
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x over its root mean square, times `weight`: a third of the time of `F.rms_norm` for few rows."""
+    if x.dtype is not torch.float32:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * length.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_() * weight
 
 
 def _mark(weight: Tensor) -> tuple[int, int]:

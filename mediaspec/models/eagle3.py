@@ -126,10 +126,10 @@ class Eagle3Head(PreTrainedModel):
 
     With e the embedding at unit scale and u the state at unit scale, the block is
 
-        x = u + E [g_e e, g_u u];  x += attention([g_e e, g_u u]);  x += SwiGLU(norm(x));  next u = unit(x)
+        x = u + mix [g_e e, g_u u];  x += attention([g_e e, g_u u]);  x += SwiGLU(norm(x));  next u = unit(x)
 
-    E (zero at first) carries the token into the residual stream: K heads of keys and values alone are a narrow way for
-    it in a small target. Everything runs at unit scale, so that a state of the head and fused features are alike.
+    `mix` (zero at first) carries the token into the residual stream: K heads of keys and values alone are a narrow way
+    for it in a small target. Everything runs at unit scale, so that a state of the head and fused features are alike.
 
     Example:
         >>> config = Eagle3Config(hidden_size=64, vocab_size=32, draft_vocab_size=16, num_attention_heads=4,
@@ -149,15 +149,16 @@ class Eagle3Head(PreTrainedModel):
         super().__init__(config)
         d, eps = config.hidden_size, config.rms_norm_eps
         assert config.head_dim is not None
-        self.sizes = [d, config.num_attention_heads * config.head_dim]
-        self.sizes += [config.num_key_value_heads * config.head_dim] * 2
+        wide, narrow = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
         self.feature_gain = nn.Parameter(torch.ones(len(config.feature_layers), d))
         self.fc = nn.Linear(len(config.feature_layers) * d, d, bias=False)
         self.embed_norm = nn.RMSNorm(d, eps=eps)
         self.state_gain = nn.Parameter(torch.ones(d))
-        # rows: E, queries, keys, values
-        self.enter = nn.Linear(2 * d, sum(self.sizes), bias=False)
-        self.wo = nn.Linear(self.sizes[1], d, bias=False)
+        self.mix = nn.Linear(2 * d, d, bias=False)
+        self.wq = nn.Linear(2 * d, wide, bias=False)
+        self.wk = nn.Linear(2 * d, narrow, bias=False)
+        self.wv = nn.Linear(2 * d, narrow, bias=False)
+        self.wo = nn.Linear(wide, d, bias=False)
         self.ffn_norm = nn.RMSNorm(d, eps=eps)
         self.w1 = nn.Linear(d, config.intermediate_size, bias=False)
         self.w3 = nn.Linear(d, config.intermediate_size, bias=False)
@@ -240,8 +241,10 @@ class Eagle3Head(PreTrainedModel):
         with torch.no_grad():
             head.fc.weight.zero_()
             head.fc.weight[:, -size:] = torch.eye(size)
-            head.enter.weight.zero_()
-            head.enter.weight[size:, size:] = torch.cat([wq, wk, wv])
+            for part, weight in ((head.mix, None), (head.wq, wq), (head.wk, wk), (head.wv, wv)):
+                part.weight.zero_()
+                if weight is not None:
+                    part.weight[:, size:] = weight
             head.state_gain.copy_(cast(Any, first).input_layernorm.weight)
             head.wo.weight.copy_(wo / feature_scale)
             head.ffn_norm.weight.copy_(cast(Any, first).post_attention_layernorm.weight)
@@ -350,12 +353,11 @@ class Eagle3Head(PreTrainedModel):
         """Residual stream [R, N, D], scaled queries [R, K, G, N, head_dim], keys and values [R, K, N, head_dim]."""
         size = self.config.head_dim
         assert size is not None
-        both = self.enter(torch.cat([token, state * self.state_gain], dim=-1))
-        x, q, k, v = both.split(self.sizes, dim=-1)
-        q = _turn(q.unflatten(-1, (-1, size)), cos, sin) * size**-0.5
-        k = _turn(k.unflatten(-1, (-1, size)), cos, sin)
-        q = q.unflatten(2, (self.config.num_key_value_heads, -1)).permute(0, 2, 3, 1, 4)
-        return state + x, q, k.transpose(1, 2), v.unflatten(-1, (-1, size)).transpose(1, 2)
+        both = torch.cat([token, state * self.state_gain], dim=-1)
+        q, k, v = (layer(both).unflatten(-1, (-1, size)) for layer in (self.wq, self.wk, self.wv))
+        q = _turn(q, cos, sin).unflatten(2, (self.config.num_key_value_heads, -1)) * size**-0.5
+        k = _turn(k, cos, sin)
+        return state + self.mix(both), q.permute(0, 2, 3, 1, 4), k.transpose(1, 2), v.transpose(1, 2)
 
     def _leave(self, x: Tensor, attended: Tensor) -> Tensor:
         x = x + self.wo(attended)

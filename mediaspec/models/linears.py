@@ -8,7 +8,6 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -21,14 +21,16 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from .longspec_attention import batched, lagged_attention, packed, rotate_halves, window_attention
+
 if TYPE_CHECKING:
     from .longspec_step import LongSpecStep
 
-__all__ = ["LongSpecConfig", "LongSpecHead", "lagged_attention", "last_full_layer", "rope_of", "rotate_halves"]
+__all__ = ["LongSpecConfig", "LongSpecHead", "last_full_layer", "rope_of"]
 
 
 class LongSpecConfig(PretrainedConfig):
-    """Sizes of a `LongSpecHead`; all but the last five must be the target's.
+    """Sizes of a `LongSpecHead`; those up to `target_layer` must be the target's.
 
     Args:
         hidden_size: C.
@@ -44,6 +46,11 @@ class LongSpecConfig(PretrainedConfig):
         qkv_bias: biases on the query, key and value projections (True in the paper).
         final_norm: a norm before the output matrix (False in the paper).
         embed_scale: factor on the embeddings (1 in the paper); 1 / their RMS lets the block work at unit scale.
+        confidence_threshold: a chain stops where the product of the head's largest probabilities falls below it; 0
+            always drafts the whole budget. It changes speed only.
+
+    Raises:
+        ValueError: sizes that do not fit each other.
     """
 
     model_type = "mediaspec_longspec_head"
@@ -63,6 +70,7 @@ class LongSpecConfig(PretrainedConfig):
     qkv_bias: bool = True
     final_norm: bool = False
     embed_scale: float = 1.0
+    confidence_threshold: float = 0.0
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:
@@ -80,6 +88,10 @@ class LongSpecConfig(PretrainedConfig):
             raise ValueError(
                 f"draft_vocab_size={self.draft_vocab_size} must lie in [1, vocab_size={self.vocab_size}]; leave it "
                 f"out to draft from the whole vocabulary"
+            )
+        if not 0 <= self.confidence_threshold < 1:
+            raise ValueError(
+                f"confidence_threshold={self.confidence_threshold} is a probability below 1; write 0 to draft in full"
             )
         self.rotary = dict(self.rotary or {"rope_type": "default", "rope_theta": 10000.0})
         kind = self.rotary.setdefault("rope_type", "default")
@@ -135,53 +147,6 @@ def rope_of(config: Any) -> dict[str, Any]:
     rotary.setdefault("rope_type", "default")
     rotary.setdefault("rope_theta", float(getattr(config, "rope_theta", None) or 10000.0))
     return rotary
-
-
-def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns the pairs (i, i + D / 2) of x [N, heads, D] by cos, sin [N, D / 2], as Llama-like models do."""
-    first, second = x.chunk(2, dim=-1)
-    cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-def lagged_attention(queries: Tensor, keys: Tensor, values: Tensor, lag: int) -> Tensor:
-    """Causal attention in which query i sees keys 0..i - lag: "flash noisy" (arXiv:2502.17421, section 4.3).
-
-    Both sides are cut, so that the fast causal kernel serves and no mask is made where all positions ask.
-
-    Args:
-        queries: [1, H, n, D], those of the last n of N positions.
-        keys, values: [1, Hkv, N, D] the target's, one per position.
-        lag: j >= 0; 1 is the root's lag in drafting (the newest token is not in the cache yet).
-
-    Returns:
-        [1, H, n, D], zero for the queries at positions 0..lag - 1, whose gradients are zero as well.
-    """
-    total = keys.shape[2]
-    first = total - queries.shape[2]
-    blind = max(lag - first, 0)
-    if blind >= queries.shape[2]:
-        return queries * 0.0
-    keys, values = keys[:, :, : total - lag], values[:, :, : total - lag]
-    return F.pad(_attend(queries[:, :, blind:], keys, values, first + blind - lag), (0, 0, blind, 0))
-
-
-def window_attention(queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor, window: int) -> Tensor:
-    """Causal attention to keys less than `window` positions back; shapes as in `lagged_attention`, positions [N]."""
-    first = keys.shape[2] - queries.shape[2]
-    if int(positions[-1] - positions[0]) < window:
-        return _attend(queries, keys, values, first)
-    age = positions[first:, None] - positions
-    return _attend(queries, keys, values, first, (age >= 0) & (age < window))
-
-
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, first: int, mask: Tensor | None = None) -> Tensor:
-    """Attention of n queries to N keys; without a mask query i sees keys 0..first + i."""
-    group, plain = queries.shape[1] // keys.shape[1], mask is None and first == 0
-    if mask is None and not plain:
-        mask = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device).tril(first)
-    keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
-    return F.scaled_dot_product_attention(queries, keys, values, mask, is_causal=plain)
 
 
 class LongSpecHead(PreTrainedModel):
@@ -321,11 +286,18 @@ class LongSpecHead(PreTrainedModel):
                 ones = torch.ones_like(own_norm.weight)[None, None].to(next(given.parameters()).dtype)
                 own_norm.weight.copy_(given(ones)[0, 0])
 
-    def prepare(self, embed: Callable[[Tensor], Tensor], rows: Tensor, dtype: torch.dtype | None = None) -> LongSpecStep:
-        """The inference form over a target's embedding function and output rows [Vd, C]; see `LongSpecStep`."""
+    def prepare(
+        self,
+        embed: Callable[[Tensor], Tensor],
+        rows: Tensor,
+        bias: Tensor | None = None,
+        softcap: float | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> LongSpecStep:
+        """The inference form over a target's embedding function and output rows; see `LongSpecStep`."""
         from .longspec_step import LongSpecStep
 
-        return LongSpecStep(self, embed, rows, dtype)
+        return LongSpecStep(self, embed, rows, bias, softcap, dtype)
 
     def forward(
         self,
@@ -374,26 +346,14 @@ class LongSpecHead(PreTrainedModel):
         x, y, cos, sin = x[asked], y[asked], cos[asked], sin[asked]
         q = rotate_halves(F.linear(y, by_query, q_bias).view(-1, heads, d), cos, sin).split(counts)
         parts = [
-            window_attention(*_batched(q[s], k[a:b], v[a:b]), positions[a:b], self.config.window)
+            window_attention(*batched(q[s], k[a:b], v[a:b]), positions[a:b], self.config.window)
             for s, (a, b) in enumerate(spans)
         ]
-        x = x + self.wo(_packed(parts))
+        x = x + self.wo(packed(parts))
         q = rotate_halves(self.cross_q(self.cross_norm(x)).view(-1, heads, d), cos, sin).split(counts)
         keys, values = keys.to(k.dtype), values.to(k.dtype)
-        parts = [
-            lagged_attention(*_batched(q[s], keys[a:b], values[a:b]), lags[s]) for s, (a, b) in enumerate(spans)
-        ]
-        x = x + self.cross_o(_packed(parts))
+        parts = [lagged_attention(*batched(q[s], keys[a:b], values[a:b]), lags[s]) for s, (a, b) in enumerate(spans)]
+        x = x + self.cross_o(packed(parts))
         y = self.mlp_norm(x)
         x = x + self.w2(F.silu(self.w1(y)) * self.w3(y))
         return x if self.norm is None else self.norm(x)
-
-
-def _batched(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[n, heads, D] each -> [1, heads, n, D]."""
-    return queries.transpose(0, 1)[None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
-
-
-def _packed(parts: Sequence[Tensor]) -> Tensor:
-    """[1, H, n, D] of every sequence -> [all n, H * D]."""
-    return torch.cat([part[0].transpose(0, 1) for part in parts]).flatten(1)

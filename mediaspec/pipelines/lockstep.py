@@ -141,29 +141,30 @@ class StepwiseProcessors:
     def _stepwise(self, part: Any, scores: Tensor, state: DecodeState, draft: Draft | None, rows: list[int]) -> Tensor:
         texts = self.texts
         texts.update(state, rows)
-        groups: dict[tuple[int, int], list[tuple[int, int, list[int]]]] = {}
-        for node, (path, rank) in enumerate(_paths(draft, scores.shape[1])):
+        # (columns of the text, rank) -> node -> rows; those at the same place and node share their path's columns
+        groups: dict[tuple[int, int], dict[int, list[int]]] = {}
+        paths = _paths(draft, scores.shape[1])
+        for node, (path, rank) in enumerate(paths):
             for live, length in enumerate(state.host_lengths):
                 # rows behind their end are scored as well; their text is as long as the horizon at most
                 place = texts.starts[rows[live]] + min(length + len(path), texts.horizon)
-                groups.setdefault((place, rank), []).append((live, node, path))
+                groups.setdefault((place, rank), {}).setdefault(node, []).append(live)
         done = torch.empty_like(scores)
-        for (place, _), members in sorted(groups.items()):
+        for (place, _), nodes in sorted(groups.items()):
             ids = texts.upto(place)
             whole = scores.new_zeros(len(ids), scores.shape[2])
-            for live, node, path in members:
-                row = rows[live]
-                if path and draft is not None:
-                    begin = texts.starts[row] + state.host_lengths[live]
-                    ids[row, begin:] = draft.tokens[live, path][: max(place - begin, 0)]
-                whole[row] = scores[live, node]
-            asked = [rows[live] for live, _, _ in members]
-            if texts.together:
-                processed = part(ids, whole)[asked]
-            else:
-                processed = part(ids[asked], whole[asked])
-            for (live, node, _), one in zip(members, processed, strict=True):
-                done[live, node] = one
+            asked, at, lives = [], [], []
+            for node, members in nodes.items():
+                path = paths[node][0]
+                inside = [live for live in members if state.host_lengths[live] + len(path) <= texts.horizon]
+                if path and draft is not None and inside:
+                    written = draft.tokens[inside][:, path]
+                    ids[[rows[live] for live in inside], place - len(path) :] = written
+                here = [rows[live] for live in members]
+                whole[here] = scores[members, node]
+                asked, at, lives = asked + here, at + [node] * len(members), lives + members
+            processed = part(ids, whole)[asked] if texts.together else part(ids[asked], whole[asked])
+            done[lives, at] = processed
         return done
 
 

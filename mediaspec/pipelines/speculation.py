@@ -22,6 +22,7 @@ from ..core.stats import DecodeResult
 from ..core.tree import TreeSpec
 from ..core.types import Drafter, Warp
 from ..drafters import DRAFTERS, make_drafter
+from ..drafters._warped import Warped
 from ..drafters.jacobi import JacobiDrafter
 from ..drafters.model import ModelDrafter
 from ..drafters.ngram import NgramDrafter
@@ -133,7 +134,7 @@ def prepare(asked: Speculation, target: CausalLMTarget, warp: Warp | None = None
     Args:
         asked: see `Speculation`.
         target: the model being sped up.
-        warp: the law draft models had best draw from; None is the run's own.
+        warp: the law drafts had best be drawn from where processors make the run's; None is the run's own.
         share: run the caller's drafter objects themselves; otherwise shallow copies, so that calls may overlap.
 
     Raises:
@@ -255,15 +256,15 @@ def _make(
                 f"a drafter object"
             )
         if word in DRAFTERS:
-            if "head" not in inspect.signature(DRAFTERS[word]).parameters:
-                return make_drafter(word)
-            key = f"head:{word}"
-            head = shelf.get(key) or shelf.setdefault(key, shipped_head(word, target))
-            return make_drafter(word, head=head)
+            takes, settings = inspect.signature(DRAFTERS[word]).parameters, {}
+            if "head" in takes:
+                key = f"head:{word}"
+                settings["head"] = shelf.get(key) or shelf.setdefault(key, shipped_head(word, target))
+            return _drawing(word, settings, warp)
         given = shelf.get(given) or shelf.setdefault(given, _load(given, target))
     kind = head_kind(given)
     if kind is not None:
-        return make_drafter(kind, head=given)
+        return _drawing(kind, {"head": given}, warp)
     if isinstance(given, PreTrainedModel):
         small = CausalLMTarget(given, target.num_tokens, vocab_size=target.vocab_size)
         made.models.append(small)
@@ -274,6 +275,15 @@ def _make(
             f"drafter{label} is a {type(given).__name__}; give a name, a smaller transformers model, or a drafter"
         )
     return given
+
+
+def _drawing(name: str, settings: dict[str, Any], warp: Warp | None) -> Drafter:
+    """A drafter by name that draws from the law of `warp`, None for the run's own."""
+    if warp is None:
+        return make_drafter(name, **settings)
+    if "warp" in inspect.signature(DRAFTERS[name]).parameters:
+        return make_drafter(name, **settings, warp=warp)
+    return Warped(make_drafter(name, **settings), warp)
 
 
 def _word(given: Any) -> str:

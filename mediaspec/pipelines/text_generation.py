@@ -227,7 +227,8 @@ class TextGenerationPipeline:
         if chosen is not None:
             chosen.prepare(target)
         asked = self._asked(drafter, num_draft_tokens, tree, policy) if chosen else Speculation("none", 0)
-        drafting = prepare(asked, target, Warp(temperature, top_k, top_p))
+        guess = Warp(temperature, top_k, top_p)
+        drafting = prepare(asked, target, None if guess == warp else guess)
         process = None
         if processors:
             whole = ids if num_texts_per_prompt == 1 else ids.select(torch.tensor(copies, device=target.device))

@@ -221,9 +221,9 @@ class CausalLMTarget:
         """Lets the model attend through the store while open; every call opens it by itself, a loop may hold it."""
         if self._attached == 0:
             before = self.config._attn_implementation
+            self._step = DecoderStep.of(self.model) if self._fast else None
             self.model.set_attn_implementation(NAME)
             hook = self.model.get_output_embeddings().register_forward_pre_hook(self._note)
-            self._step = DecoderStep.of(self.model) if self._fast else None
             if self._step is None and self._linears is not None:
                 self._linears.attach()
         self._attached += 1
@@ -271,8 +271,8 @@ class CausalLMTarget:
         if ends is not None and self._keeps:
             arguments["logits_to_keep"] = torch.tensor(wanted, device=tokens.device)
         if ends is None and self._step is not None and self._step.serves(*tokens.shape):
-            places = slots.positions.expand_as(tokens)
-            logits, hidden, features = self._step(self._own(tokens), places, kv_pass.store_and_attend, self.feature_layers)
+            ids, places = self._own(tokens), slots.positions.expand_as(tokens)
+            logits, hidden, features = self._step(ids, places, kv_pass.store_and_attend, self.feature_layers)
             return TargetOutput(self._sized(logits), hidden, features)
         layers = self._layers() if self.feature_layers else []
         heard = [_Ear(layers[index]) for index in self.feature_layers]
@@ -304,7 +304,8 @@ class CausalLMTarget:
         if not isinstance(layers, nn.ModuleList):
             raise ValueError(f"{type(self.model).__name__} keeps its layers in no list `layers`; use another drafter")
         if max(self.feature_layers) >= len(layers):
-            raise ValueError(f"layers {self.feature_layers} were asked for, {type(self.model).__name__} has {len(layers)}")
+            name = type(self.model).__name__
+            raise ValueError(f"layers {self.feature_layers} were asked for, {name} has {len(layers)}")
         return layers
 
 

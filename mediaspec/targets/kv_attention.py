@@ -108,7 +108,7 @@ class KVPass(Cache):
         return layer
 
     def _rows(self, name: int | str | None, layers: LayerSlots, slots: Slots, queries: Tensor) -> RowAttention | None:
-        """The bit-stable products for float32 on the CPU, made once per pass and `name` (a window, a kind of layer)."""
+        """The bit-stable products for float32 on the CPU, made once per pass and `name` (a window, a layer's kind)."""
         if name not in self.prepared:
             heads = self.store.heads
             group, count = queries.shape[1] // heads, queries.shape[2]

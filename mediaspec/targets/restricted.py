@@ -37,8 +37,8 @@ class RestrictedKeys:
     def __init__(self, store: KVStore, restriction: Restriction) -> None:
         if type(store) is not KVStore or store.hidden_slots is not None:
             raise ValueError(
-                "a restriction needs a store with all keys and no hidden slots; a lossy attention policy is enabled on "
-                "this model: call handle.remove() to draft losslessly"
+                "a restriction needs a store with all keys and no hidden slots; where a lossy attention policy is "
+                "enabled on the model, call handle.remove() first"
             )
         self.store, self.restriction = store, restriction
         self.start, self.host_start = store.lengths, list(store.host_lengths)
@@ -158,7 +158,8 @@ class RestrictedPass:
 
 def joined(parts: list[Part], group: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """Parts as one: keys, values and a mask that broadcasts over H = Hkv * `group` query heads."""
-    keys, values = (torch.cat([part[which] for part in parts], 2) for which in (0, 1))
+    keys = torch.cat([part[0] for part in parts], 2)
+    values = torch.cat([part[1] for part in parts], 2)
     if all(mask is None for *_, mask in parts):
         return keys, values, None
     masks = [key.new_zeros(1, 1, 1, key.shape[2]) if mask is None else mask for key, _, mask in parts]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..attention.logits import LogitForm
 from ..attention.streaming import StreamingSlots, StreamingStore
+from ..core.kv import KVStore, Slots
 from .kv_attention import KVPass, attention, grouped
 
 __all__ = ["StreamingPass"]
@@ -25,7 +26,8 @@ class StreamingPass(KVPass):
     store: StreamingStore
     slots: StreamingSlots
 
-    def __init__(self, store: StreamingStore, slots: StreamingSlots, *more: Any) -> None:
+    def __init__(self, store: KVStore, slots: Slots, *more: Any) -> None:
+        assert isinstance(store, StreamingStore)
         super().__init__(store, slots, *more)
         self.group = store.full
 
@@ -92,8 +94,6 @@ class StreamingPass(KVPass):
             mask = mask.masked_fill_(~visible, float("-inf"))[:, None]
             part = slice(begin, stop)
             out.append(
-                attention(
-                    queries[:, :, low:high], keys[:, :, part], values[:, :, part], mask, scaling, softcap, sinks
-                )
+                attention(queries[:, :, low:high], keys[:, :, part], values[:, :, part], mask, scaling, softcap, sinks)
             )
         return out[0] if len(out) == 1 else torch.cat(out, 1)

@@ -102,6 +102,7 @@ class _Watcher:
 
     def __init__(self, drafter: Drafter, case: _Case) -> None:
         self.drafter, self.case = drafter, case
+        self.feature_layers: tuple[int, ...] = tuple(getattr(drafter, "feature_layers", ()))
         self.surplus = torch.zeros(4, dtype=torch.float64)
         self.variance = torch.zeros(4, dtype=torch.float64)
 

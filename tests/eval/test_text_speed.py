@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mediaspec.eval.text_runners import PrefillWatch, Sampling, encode, first_layers, own_modules, peer_runner
+from mediaspec.eval.text_runners import PrefillWatch, Sampling, first_layers, own_modules, peer_runner
 from mediaspec.eval.text_runners import text_runner as pipeline_runner
 from mediaspec.eval.text_speed import PLAIN, TextRun, TextRunner, interleave_texts, summarise_texts
 from mediaspec.eval.text_tasks import LONG, TASKS, TextPrompt, task_prompts
@@ -95,11 +95,13 @@ def test_refusals() -> None:
 
 @pytest.fixture(scope="module")
 def pipe() -> TextGenerationPipeline:
-    return TextGenerationPipeline(make_model(num_hidden_layers=2), make_tokenizer())
+    pipe = TextGenerationPipeline(make_model(num_hidden_layers=2), make_tokenizer())
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
 
 def test_every_way_of_decoding_gives_the_same_greedy_tokens(pipe: TextGenerationPipeline) -> None:
-    sampling = Sampling(max_new_tokens=9)
+    sampling = Sampling(max_new_tokens=6)
     stock = own_modules(pipe.model)
     runners = [
         pipeline_runner(pipe, PLAIN, {"rule": PLAIN}, {"rule": PLAIN}, sampling),
@@ -113,6 +115,7 @@ def test_every_way_of_decoding_gives_the_same_greedy_tokens(pipe: TextGeneration
     assert rows[0]["tokens_per_call"] == 1.0 and rows[2]["tokens_per_call"] == 1.0
     assert rows[0]["target_calls"] == rows[2]["target_calls"] == rows[0]["tokens"]
     assert all(row["tokens_per_call"] >= 1.0 for row in rows) and rows[4]["settings"]["assistant_layers"] == 1
+    assert all(0 < row["prefill_seconds"] < row["seconds"] for row in rows)
     assert [row["peer"] for row in rows] == [False, False, True, True, True]
     both = peer_runner(stock, pipe.tokenizer, "hf_generate", sampling).run(PROMPTS, [0, 1, 2])
     alone = [peer_runner(stock, pipe.tokenizer, "hf_generate", sampling).run([one], [0]) for one in PROMPTS]
@@ -120,7 +123,7 @@ def test_every_way_of_decoding_gives_the_same_greedy_tokens(pipe: TextGeneration
 
 
 def test_the_watch_ends_with_the_pass_that_reads_the_last_position(pipe: TextGenerationPipeline) -> None:
-    """Prompts are read in chunks of 512 by our loop: the watch must not stop at the first."""
+    """Some versions read long prompts in chunks: the watch must not stop at the first."""
     model, marks = pipe.model, []
     hook = model.register_forward_hook(lambda *_: marks.append(time.perf_counter()))
     with PrefillWatch(model, 1100) as watch, torch.no_grad():
@@ -129,11 +132,6 @@ def test_the_watch_ends_with_the_pass_that_reads_the_last_position(pipe: TextGen
     hook.remove()
     assert watch.calls == 5 and watch.ended is not None and marks[2] <= watch.ended <= marks[3]
     assert not model._forward_hooks
-    long = TextPrompt("long", "w5 " * 600)
-    sampling = Sampling(max_new_tokens=2)
-    run = pipeline_runner(pipe, PLAIN, {}, {"rule": PLAIN}, sampling).run([long], [0])
-    assert len(encode(pipe.tokenizer, [long])[0]) > 512
-    assert 0 < run.prefill_seconds < run.seconds and run.prefill_seconds >= 0.9 * run.split["prefill"]
 
 
 def test_peers_share_weights_and_nothing_else(pipe: TextGenerationPipeline) -> None:
@@ -156,7 +154,7 @@ def test_tasks_are_what_they_say() -> None:
     for prompt in sizes["copy"]:
         assert prompt.expected is not None
         head, text = prompt.prompt.split("\n\n", 1)
-        wanted, given = re.findall(r"\w+", prompt.expected), set(re.findall(r"\w+", text))
+        wanted, given = re.findall(r"\w+", prompt.expected.lower()), set(re.findall(r"\w+", text.lower()))
         assert sum(word in given for word in wanted) >= 0.75 * len(wanted), prompt.name
         assert (prompt.expected == text) == ("word for word." in head or "without any change" in head), prompt.name
     for prompt in sizes["long"]:
@@ -183,6 +181,6 @@ def test_facts_are_answered_by_one_paragraph(kind: str) -> None:
 def test_texts_are_the_same_on_every_machine() -> None:
     """Numbers quoted for these texts are about these very characters."""
     whole = "\0".join(prompt.prompt for task in TASKS for prompt in task_prompts(task)) + prose(0, 3000)
-    assert hashlib.sha256(whole.encode()).hexdigest()[:16] == "PIN"
+    assert hashlib.sha256(whole.encode()).hexdigest()[:16] == "16a1899ab59b72db"
     with pytest.raises(ValueError, match="minutes, story"):
         document("poem", 0, 10)

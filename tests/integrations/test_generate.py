@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import string
-from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from scipy import stats
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 from transformers import (
-    GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
@@ -31,6 +27,7 @@ from mediaspec.drafters import ModelDrafter, NgramDrafter
 from mediaspec.integrations.generate import SpeculativeOutput, speculative
 from mediaspec.integrations.options import Speculation, resolve
 from mediaspec.targets.causal_lm import CausalLMTarget
+from tests.integrations.laws import law_of_two_tokens
 from tests.targets.test_causal_lm import VOCAB, make_model, prompts
 
 NEW = 20
@@ -44,7 +41,8 @@ def both(model: PreTrainedModel, rows: int = 3, drafter: Any = "ngram", **settin
     """Ids of plain and of speculative generate with the same settings."""
     ids, mask = prompts(rows)
     settings = {"max_new_tokens": NEW, "do_sample": False, **settings}
-    extra = {key: settings.pop(key) for key in ("num_draft_tokens", "rule", "row_seeds") if key in settings}
+    own = ("num_draft_tokens", "rule", "row_seeds", "tree", "policy")
+    extra = {key: settings.pop(key) for key in own if key in settings}
     plain = model.generate(input_ids=ids, attention_mask=mask, **settings)
     fast = model.generate(
         input_ids=ids, attention_mask=mask, custom_generate=speculative, drafter=drafter, **settings, **extra
@@ -258,40 +256,7 @@ def test_the_law_of_sampled_texts_is_that_of_generate(rule: str, drafter: str) -
     """All processors on: chi-square over all 2-token continuations, 4,000 rows, against the exact law computed with
     transformers' own processors; threshold p > 0.001, fixed seeds."""
     model = make_model(vocab_size=7, eos_token_id=None)
-    model.generation_config.eos_token_id = None
-    rows, ids = 4000, torch.tensor([[3, 4, 5, 3, 4]])
-    settings = dict(SAMPLING, eos_token_id=None, pad_token_id=0)
-    fast = model.generate(
-        input_ids=ids, custom_generate=speculative, max_new_tokens=2, num_return_sequences=rows, rule=rule,
-        drafter=small(vocab=7) if drafter == "model" else "ngram", num_draft_tokens=2,
-        row_seeds=list(range(rows)), **settings,
-    )  # fmt: skip
-
-    def law(text: list[int]) -> Tensor:
-        config = GenerationConfig(**settings)
-        model._prepare_special_tokens(config, device="cpu")
-        processors = model._get_logits_processor(config, input_ids_seq_length=5, encoder_input_ids=ids, device="cpu")
-        text_ids = torch.tensor([text])
-        with torch.no_grad():
-            logits = model(input_ids=text_ids).logits[:, -1].float()
-        return processors(text_ids, logits).softmax(-1)[0].double()
-
-    first = law(ids[0].tolist())
-    seen = Counter(map(tuple, fast[:, 5:].tolist()))
-    observed, wanted = [], []
-    for one, two in itertools.product(range(7), repeat=2):
-        if first[one] == 0:
-            assert seen[one, two] == 0
-            continue
-        mass = float(first[one] * law([*ids[0].tolist(), one])[two])
-        if mass == 0:
-            assert seen[one, two] == 0
-        elif rows * mass >= 5:
-            observed.append(seen[one, two])
-            wanted.append(rows * mass)
-    observed.append(rows - sum(observed))
-    wanted.append(rows - sum(wanted))
-    assert len(wanted) > 5 and stats.chisquare(observed, wanted).pvalue > 0.001
+    assert law_of_two_tokens(model, rule=rule, drafter=small(vocab=7) if drafter == "model" else "ngram") > 0.001
 
 
 def test_draft_models_draw_at_the_temperature_of_the_processors() -> None:
@@ -303,6 +268,7 @@ def test_draft_models_draw_at_the_temperature_of_the_processors() -> None:
         input_ids=ids, max_new_tokens=40, do_sample=True, temperature=0.4, min_p=0.01, top_k=0, rule="exact",
         row_seeds=[3], custom_generate=speculative, return_dict_in_generate=True,
     )  # fmt: skip
+    settings["num_draft_tokens"] = 5
     warm = ModelDrafter(CausalLMTarget(model, 40))  # draws at temperature 1
     with_temperature, without = (model.generate(drafter=one, **settings) for one in (model, warm))
     assert with_temperature.stats["tokens_per_call"] > 3.5 > without.stats["tokens_per_call"]
@@ -357,8 +323,9 @@ def test_older_outputs_are_copied_from() -> None:
     model.generation_config.eos_token_id = None
     ids, _ = prompts(1)
     shared = dict(
-        input_ids=ids, max_new_tokens=NEW, do_sample=False, custom_generate=speculative, return_dict_in_generate=True
-    )
+        input_ids=ids, max_new_tokens=NEW, do_sample=False, custom_generate=speculative, return_dict_in_generate=True,
+        num_draft_tokens=5,
+    )  # fmt: skip
     first, again = (model.generate(drafter=drafter, **shared) for _ in range(2))
     assert torch.equal(first.sequences, again.sequences)
     assert again.stats["target_calls"] <= 2 + NEW // 5 < first.stats["target_calls"]
@@ -387,16 +354,17 @@ def test_stop_strings_that_straddle_blocks() -> None:
 
 
 def test_options_resolve() -> None:
-    assert resolve() == Speculation("ngram", 5, {})
-    assert resolve(num_assistant_tokens=20).tokens == 5 and resolve(num_assistant_tokens=7).tokens == 7
+    assert resolve() == Speculation() and resolve().tokens is None
+    assert resolve(num_assistant_tokens=20).tokens is None and resolve(num_assistant_tokens=7).tokens == 7
     assert resolve(num_draft_tokens=2, num_speculative_tokens=9).tokens == 2
     assert resolve(drafter="none").tokens == 0 and resolve(num_draft_tokens=0).tokens == 0
     config = {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": 6}
-    assert resolve(speculative_config=config) == Speculation("ngram", 6, {"max_ngram": 4, "min_ngram": 2})
+    settings = {"max_ngram": 4, "min_ngram": 2}
+    assert resolve(speculative_config=config) == Speculation("ngram", 6, None, None, settings)
     with pytest.raises(ValueError, match="prompt_lookup_max"):
         resolve(speculative_config={"prompt_lookup_maxx": 4})
     with pytest.raises(ValueError, match="ngram"):
-        resolve(drafter="ngrm")
+        resolve(speculative_algorithm="ngrm")
     with pytest.raises(ValueError, match="two drafters"):
         resolve(drafter="ngram", assistant_model=object())
     with pytest.raises(ValueError, match="draft model"):
@@ -411,7 +379,7 @@ def test_options_resolve() -> None:
         (dict(num_beams=2), "num_beams"),
         (dict(output_attentions=True), "attention maps"),
         (dict(guidance_scale=2.0), "remembers"),
-        (dict(drafter=3), "drafter is a int"),
+        (dict(drafter="ngrm"), "ngram"),
         (dict(row_seeds=[1, 2], do_sample=True), "row_seeds"),
         (dict(position_ids=torch.arange(9)[None] + 1), "position_ids"),
         (dict(rule="exat"), "exact"),
@@ -421,3 +389,5 @@ def test_what_cannot_be_honoured_is_refused(settings: dict[str, Any], message: s
     ids, _ = prompts(1)
     with pytest.raises(ValueError, match=message):
         make_model().generate(input_ids=ids, max_new_tokens=4, custom_generate=speculative, **settings)
+    with pytest.raises(TypeError, match="drafter is a int"):
+        make_model().generate(input_ids=ids, max_new_tokens=4, custom_generate=speculative, drafter=3)

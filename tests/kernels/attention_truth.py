@@ -24,23 +24,17 @@ def tree_truth(case: TreeCase) -> tuple[Tensor, Tensor]:
     batch, heads, count, _ = case.queries.shape
     seen = torch.zeros(batch, heads, count, case.keys.shape[2], dtype=torch.bool)
     for b, n in enumerate(case.lengths.tolist()):
-        position = {j: j for j in range(n)}
-        depths = range(count)
-        if case.depths is not None:
-            depths = case.depths[b % len(case.depths)].tolist()
-        position |= {n + j: n + depth for j, depth in enumerate(depths)}
+        depths = list(range(count)) if case.depths is None else case.depths[b % len(case.depths)].tolist()
+        position = torch.cat([torch.arange(n), n + torch.tensor(depths)])
         words = None if case.words is None else case.words[b % len(case.words)].tolist()
         for i in range(count):
-            visible = list(range(n))
-            if case.hidden is not None:
-                visible = [j for j in visible if not case.hidden[b, j]]
-            if words is None:
-                visible += [n + j for j in range(i + 1)]
-            else:
-                visible += [n + j for j in range(count) if j == i or words[i][j // 64] >> (j % 64) & 1]
+            row = torch.zeros(n + count, dtype=torch.bool)
+            row[:n] = True if case.hidden is None else ~case.hidden[b, :n].cpu()
+            for j in range(count):
+                row[n + j] = j <= i if words is None else j == i or words[i][j // 64] >> (j % 64) & 1
             if case.window is not None:
-                visible = [j for j in visible if position[n + i] - position[j] < case.window]
-            seen[b, :, i, visible] = True
+                row &= position[n + i] - position < case.window
+            seen[b, :, i, : n + count] = row
     return _attend(case, seen)
 
 

@@ -12,14 +12,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
-    """Nearest semi-orthogonal matrices, roughly, by a quintic Newton-Schulz iteration in bf16.
+def orthogonalise(g: Tensor, steps: int = 5, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Nearest semi-orthogonal matrices, roughly, by a quintic Newton-Schulz iteration.
 
     Args:
         g: [M, r, c] with r <= c.
+        dtype: what it computes in; bf16 is enough, float32 is faster on a CPU without matrix units for bf16.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = (g / (g.norm(dim=(1, 2), keepdim=True) + 1e-7)).bfloat16()
+    x = (g / (g.norm(dim=(1, 2), keepdim=True) + 1e-7)).to(dtype)
     for _ in range(steps):
         s = x @ x.transpose(1, 2)
         x = a * x + (b * s + c * s @ s) @ x
@@ -34,10 +35,19 @@ class Muon:
         momentum: Nesterov momentum.
         unit: parts of the rows that are matrices of their own have this many rows (the model width).
         weight_decay: decoupled weight decay.
+        dtype: of the Newton-Schulz iterations.
     """
 
-    def __init__(self, parameters: list[Tensor], unit: int, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self,
+        parameters: list[Tensor],
+        unit: int,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
         self.parameters, self.unit, self.momentum, self.weight_decay = parameters, unit, momentum, weight_decay
+        self.dtype = dtype
         self.buffers = [torch.zeros_like(p) for p in parameters]
 
     def _parts(self, p: Tensor) -> list[Tensor]:
@@ -60,9 +70,9 @@ class Muon:
         for shape, pairs in sorted(stacks.items()):
             share = -(-len(pairs) // world)
             mine = pairs[rank * share : (rank + 1) * share]
-            update = torch.zeros(share, *shape, dtype=torch.bfloat16)
+            update = torch.zeros(share, *shape, dtype=self.dtype)
             if mine:
-                update[: len(mine)] = orthogonalise(torch.stack([g for _, g in mine]))
+                update[: len(mine)] = orthogonalise(torch.stack([g for _, g in mine]), dtype=self.dtype)
             everybody = [torch.empty_like(update) for _ in range(world)]
             if world > 1:
                 dist.all_gather(everybody, update)

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mediaspec.core.prompt import TokenPrompt
 from mediaspec.targets.causal_lm import CausalLMTarget
 
-KINDS = ("own", "chat", "own", "chat", "edit", "question")
+KINDS = ("chat", "own", "chat", "edit", "chat", "question")
 
 
 def arguments() -> argparse.Namespace:

@@ -94,8 +94,11 @@ class Shards:
         return part
 
     def frequencies(self, vocab_size: int, text_share: float) -> Tensor:
-        """[V] float64 how often every token occurs, tokens the target did not write counted with `text_share`."""
-        counts = torch.zeros(vocab_size, dtype=torch.float64)
+        """[V] float64 how often every token occurs, tokens the target did not write counted with `text_share`.
+
+        Tokens that do not occur follow in the order of their ids: byte-pair vocabularies number frequent ones first.
+        """
+        counts = torch.linspace(1e-3, 0.0, vocab_size, dtype=torch.float64)
         for small in self._small.values():
             weight = torch.where(small["answer"] == 1, 1.0, text_share).double()
             counts.scatter_add_(0, small["tokens"].long(), weight)
@@ -136,9 +139,10 @@ class Shards:
 
 
 def pieces(shards: Shards, names: list[str], length: int, wanted: Callable[[int], bool]) -> list[Piece]:
-    """All texts of some shards, by their number in the shard, cut into pieces of at most `length` slots.
+    """The texts whose number in their shard is `wanted`, cut into pieces of at most `length` slots.
 
-    Pieces of one slot's width overlap by one position, so that every position but a text's last is a slot of one.
+    A slot needs the token behind it, so pieces overlap by one position: every position but a text's last is a slot of
+    one piece. Fewer than 4 slots are left out.
     """
     found = []
     for name in names:

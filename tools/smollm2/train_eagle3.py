@@ -141,7 +141,7 @@ class Training:
         matrices = [p for p in head.parameters() if p.dim() == 2 and min(p.shape) > 8]
         held = {id(p) for p in matrices}
         others = [p for p in head.parameters() if id(p) not in held]
-        self.muon = Muon(matrices, unit=0)
+        self.muon = Muon(matrices, unit=0, dtype=torch.float32)
         self.adam = torch.optim.AdamW(others, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0, foreach=True)
         self.epoch, self.batch, self.step, self.seconds = 0, 0, 0, 0.0
         self.names: list[str] = []
@@ -273,7 +273,7 @@ def train(
     target: Any, shards: Shards, out: Path, settings: Settings, minutes: float, *, draft_vocab: int = 8192,
     resume: bool = False, save_every: float = 180.0, held_out: int = 16384, max_steps: int | None = None,
 ) -> Eagle3Head:  # fmt: skip
-    """Train for some minutes of this process's clock, or to `max_steps`; writes `eagle3.pt`, `eagle3.jsonl`, `eagle3/`.
+    """Train for some minutes of the clock, or to `max_steps`; writes `eagle3.pt`, `eagle3.jsonl` and `eagle3/`.
 
     Args:
         target: the language model the shards come from.
@@ -297,7 +297,7 @@ def train(
         counts = shards.frequencies(target.config.vocab_size, settings.text_share)
         draft_ids = counts.topk(min(draft_vocab, len(counts))).indices.sort().values
         covered = float(counts[draft_ids].sum() / counts.sum())
-        log(event="draft vocabulary", size=len(draft_ids), covered=covered, seen=int((counts > 0).sum()))
+        log(event="draft vocabulary", size=len(draft_ids), covered=covered, seen=int((counts > 0.1).sum()))
     head = Eagle3Head.from_target(
         target, draft_ids, feature_layers=default_feature_layers(target.config.num_hidden_layers),
         feature_scale=shards.scale(size),
@@ -306,7 +306,18 @@ def train(
     if state is not None:
         training.load_state_dict(state)
         log(event="resumed", step=training.step, minutes=training.seconds / 60)
-    report, before = Report(training, held_out), training.seconds
+    report, before, best = Report(training, held_out), training.seconds, float(state["best"]) if state else 0.0
+
+    def save() -> None:
+        """Checkpoint and report; the exported head is the best so far, since little text is soon learned by heart."""
+        nonlocal best
+        found = report()
+        log(step=training.step, epoch=training.epoch, minutes=training.seconds / 60, **found)
+        if found["tokens_per_call_own"] >= best or not (out / "eagle3").exists():
+            best = found["tokens_per_call_own"]
+            export(head, out / "eagle3")
+        save_checkpoint(path, training.state_dict() | {"best": best})
+
     log(step=training.step, **report())
     began = saved = time.time()
     running, read = torch.zeros(settings.steps), 0
@@ -325,13 +336,10 @@ def train(
             )  # fmt: skip
         if time.time() - saved > save_every:
             training.seconds = before + time.time() - began
-            save_checkpoint(path, training.state_dict())
-            export(head, out / "eagle3")
-            log(step=training.step, minutes=training.seconds / 60, **report())
+            save()
             saved = time.time()
-    save_checkpoint(path, training.state_dict())
-    export(head, out / "eagle3")
-    log(event="end", step=training.step, epoch=training.epoch, minutes=training.seconds / 60, **report())
+    save()
+    log(event="end", step=training.step, best=best)
     return head
 
 

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
-"""The merge as one Triton kernel: a program joins all parts of a few (head, query) rows, parts in blocks of a fixed size.
+"""The merge as one Triton kernel: a program joins the parts of a few (head, query) rows, in blocks of a fixed size.
 
-The sum inside a block is a tree whose shape depends on nothing but the block's size, and blocks follow each other. So a
-result depends on the non-empty parts and their numbers alone, not on how many empty ones surround them.
+The sum inside a block is a tree whose shape depends on nothing but the block's size, and blocks follow each other. So
+a result depends on the non-empty parts and their numbers alone, not on how many empty ones surround them.
 """
 
 import torch
@@ -74,9 +74,7 @@ def launch_merge(outs: Tensor, lse: Tensor, sinks: Tensor | None, out: Tensor, m
     )  # fmt: skip
 
 
-def lse_merge(
-    outs: Tensor, lse: Tensor, sinks: Tensor | None, dtype: torch.dtype | None
-) -> tuple[Tensor, Tensor]:
+def lse_merge(outs: Tensor, lse: Tensor, sinks: Tensor | None, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
     """See `mediaspec.kernels.lse_merge.lse_merge`."""
     if outs.dtype != torch.float32:
         raise ValueError(f"the Triton merge takes float32, not {outs.dtype}; convert, or write impl='reference'.")

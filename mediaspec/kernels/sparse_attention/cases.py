@@ -63,6 +63,7 @@ def cases(size: int = 8, device: str = "cpu", seed: int = 0) -> list[Case]:
     plain = make_case(2, [70, 400, 2], 12, 2, 2, size, device=device, seed=seed)
     long = make_case(1, [900, 610], 300, 4, 1, size, drafted=90, device=device, seed=seed + 1)
     sinks = torch.tensor([0.5, -1.0, 3.0, 8.0], device=device)
+    twice = torch.cat([plain.index, plain.lengths[:, None, None].expand(3, 2, 1)], -1)
     return [
         plain,
         replace(long, name="several-pieces"),
@@ -70,7 +71,7 @@ def cases(size: int = 8, device: str = "cpu", seed: int = 0) -> list[Case]:
         replace(plain, name="short-integers", index=plain.index.int(), newer=plain.newer.int()),
         replace(plain, name="nothing-listed", index=torch.full_like(plain.index, -1)),
         replace(plain, name="no-list", index=plain.index[:, :, :0]),
-        replace(plain, name="listed-twice", index=torch.cat([plain.index, plain.lengths[:, None, None].expand(3, 2, 1)], -1)),
+        replace(plain, name="listed-twice", index=twice),
         replace(plain, name="nothing-newer", newer=plain.lengths + 5),
         replace(plain, name="scale", scale=0.1),
         replace(plain, name="softcap", softcap=0.8),

@@ -120,8 +120,9 @@ def tree_attention(
         >>> tree_attention(torch.zeros(1, 1, 2, 4), keys, values, torch.tensor([3])).out[0, 0, :, 0].tolist()
         [1.5, 2.0]
         >>> words = ancestor_words(torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]]).bool())
-        >>> tree_attention(torch.zeros(1, 1, 3, 4), keys, values, torch.tensor([1]), words[None]).out[0, 0, 2, 0].item()
-        1.3333333730697632
+        >>> found = tree_attention(torch.zeros(1, 1, 3, 4), keys, values, torch.tensor([2]), words[None])
+        >>> found.out[0, 0, :, 0].tolist()          # (0 + 1 + 2) / 3, (0 + 1 + 2 + 3) / 4, (0 + 1 + 2 + 4) / 4
+        [1.0, 1.5, 1.75]
     """
     check(queries, keys, values, lengths, softcap, window, sinks)
     batch, _, count, _ = queries.shape
@@ -192,4 +193,5 @@ def check(
     if window is not None and window < 1:
         raise ValueError(f"window={window!r} is not allowed: write a number >= 1, or None for no window.")
     if sinks is not None and sinks.shape != queries.shape[1:2]:
-        raise ValueError(f"sinks have shape {tuple(sinks.shape)}; give one logit per query head, {[queries.shape[1]]}.")
+        heads = queries.shape[1]
+        raise ValueError(f"sinks have shape {tuple(sinks.shape)}; give one logit per query head, {[heads]}.")

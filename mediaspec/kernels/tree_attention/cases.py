@@ -75,7 +75,8 @@ def make_case(
     if tree:
         mask, depths = make_tree(g, batch, count)
         words, depths = ancestor_words(mask).to(device), depths.to(device)
-    return Case("tree" if tree else "chain", queries, keys, values, torch.tensor(lengths, device=device), words, depths)
+    name = "tree" if tree else "chain"
+    return Case(name, queries, keys, values, torch.tensor(lengths, device=device), words, depths)
 
 
 def cases(size: int = 8, device: str = "cpu", seed: int = 0) -> list[Case]:

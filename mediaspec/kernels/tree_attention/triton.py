@@ -169,12 +169,14 @@ def blocking(queries: Tensor, group: int) -> dict[str, int]:
     """Tile sizes, a function of G, D and the dtype alone.
 
     Rows hold 8 positions of a key head's group, 16 to 64 in all: a draft of up to 7 tokens reads the cache once. A
-    block holds 16 KB of keys, so two stages of keys and values take 64 KB of shared memory beside the queries.
+    block is 16 KB of keys, a row tile at most 32 KB; with two stages of keys and values that is up to 96 KB of shared
+    memory, which every device from sm_80 on has.
     """
     size = queries.shape[-1]
     wide = max(16, triton.next_power_of_2(size))
-    rows = min(64, max(16, triton.next_power_of_2(8 * group)))
-    block = min(64, max(16, 16384 // (wide * queries.element_size())))
+    row_bytes = wide * queries.element_size()
+    rows = min(64, 32768 // row_bytes, max(16, triton.next_power_of_2(8 * group)))
+    block = min(64, 16384 // row_bytes)
     warps = 4 if rows * wide <= 64 * 128 else 8
     return {
         "GROUP": group, "SIZE": size, "WIDE": wide, "ROWS": rows, "BLOCK": block, "SPLIT": SPLIT, "num_warps": warps,
