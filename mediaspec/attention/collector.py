@@ -35,8 +35,8 @@ class Moments:
 
     @classmethod
     def empty(cls, rows: int, heads: int, size: int, device: torch.device) -> Moments:
-        wide = dict(dtype=torch.float64, device=device)
-        return cls(torch.zeros(rows, heads, size, size, **wide), torch.zeros(rows, heads, size, **wide))
+        gram = torch.zeros(rows, heads, size, size, dtype=torch.float64, device=device)
+        return cls(gram, torch.zeros_like(gram[..., 0]))
 
     def add(self, vectors: Tensor) -> None:
         """[R, heads, N, D], zero where a row has no token."""
@@ -57,8 +57,8 @@ class LayerTail:
 
     queries: Tensor
     form: LogitForm
-    query_moments: Moments | None
-    key_moments: Moments | None
+    query_moments: Moments | None = None
+    key_moments: Moments | None = None
     seen: int = 0
 
 
@@ -108,9 +108,11 @@ class Collector:
     def _start(self, queries: Tensor, keys: Tensor, form: LogitForm, rotary: Rotary | None) -> LayerTail:
         rows, heads, _, size = queries.shape
         if rows != len(self.lengths):
-            raise ValueError(f"the pass has {rows} rows and the collector {len(self.lengths)} lengths; make both equal")
-        moments = [
-            None if rotary is None else Moments.empty(rows, count, size, queries.device)
-            for count in (heads, keys.shape[1])
-        ]
-        return LayerTail(queries.new_zeros(rows, heads, self.rows, size), form, *moments)
+            raise ValueError(
+                f"the pass has {rows} rows and the collector {len(self.lengths)} lengths; make both equal"
+            )
+        tail = LayerTail(queries.new_zeros(rows, heads, self.rows, size), form)
+        if rotary is not None:
+            tail.query_moments = Moments.empty(rows, heads, size, queries.device)
+            tail.key_moments = Moments.empty(rows, keys.shape[1], size, queries.device)
+        return tail

@@ -1,4 +1,4 @@
-"""What one attention layer's logits are: scale, soft cap, window and learned sink, the same for every reader of a strip.
+"""What one layer's attention logits are: scale, soft cap, window and learned sink, the same for all readers.
 
 A strip is the last w queries of every row. Probabilities recomputed from queries, keys and row sums equal those of the
 forward pass only if every term of the logits is there; this file holds the terms once.

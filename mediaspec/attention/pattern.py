@@ -1,4 +1,4 @@
-"""A static sparse pattern of a key head: sinks, a recent window, slashes and columns, and how it is built from a strip.
+"""A static sparse pattern of a key head: sinks, recent window, slashes and columns, and how a strip builds it.
 
     keep(p) = sinks + {p - recent + 1 .. p} + {p - d - band .. p - d + band for every slash d} + columns
 
@@ -118,7 +118,9 @@ class SparsePattern:
         """
         found = data.get("patterns", data.get("heads"))
         if not isinstance(found, Sequence) or isinstance(found, str):
-            raise ValueError(f'no "patterns" among {sorted(data)}; pass the JSON object that `mediaspec inspect` wrote')
+            raise ValueError(
+                f'no "patterns" among {sorted(data)}; pass the JSON object that `mediaspec inspect` wrote'
+            )
         layers = tuple(tuple(_head(one) for one in layer) for layer in found)
         return cls(layers, str(data.get("model", "")))
 
@@ -151,12 +153,13 @@ class SparsePattern:
         """
         flat = [one for layer in self.heads for one in layer]
         shape = len(self.heads), len(self.heads[0])
-        lists = [[k for k in one.positions() if k < limit] for one in flat], []
+        fixed = [[key for key in one.positions() if key < limit] for one in flat]
+        back: list[list[int]] = []
         for one in flat:
             seen = one.distances(limit + ahead - 1)
-            lists[1].append(sorted({d - step for d in seen for step in range(min(ahead, d + 1)) if d - step < limit}))
+            back.append(sorted({d - step for d in seen for step in range(min(ahead, d + 1)) if d - step < limit}))
         tables = []
-        for rows in lists:
+        for rows in (fixed, back):
             width = max(1, max(map(len, rows)))
             padded = torch.tensor([row + [-1] * (width - len(row)) for row in rows], device=device)
             tables.append(padded.view(*shape, width))
@@ -292,4 +295,5 @@ def _plain(one: HeadPattern) -> dict[str, Any]:
 
 
 def _head(data: Mapping[str, Any]) -> HeadPattern:
-    return HeadPattern(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+    settings: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    return HeadPattern(**settings)

@@ -1,4 +1,4 @@
-"""Why slashes exist, and their closed form: nearly constant queries and keys under rotary positions (arXiv:2601.08297).
+"""Why slashes exist, and their closed form: nearly constant queries and keys that rotate (arXiv:2601.08297).
 
 Where the queries and keys of a head, before rotation, hardly differ from their means q and k, its logit depends on the
 distance d alone:
@@ -34,8 +34,8 @@ class Rotary:
         ValueError: another layout.
 
     Example:
-        >>> rotary = Rotary(torch.tensor([1.0]), "half")
-        >>> rotary.undo(rotary.turn(torch.tensor([[1.0, 2.0]]), torch.tensor([5])), torch.tensor([5])).round(decimals=4)
+        >>> rotary, at = Rotary(torch.tensor([1.0]), "half"), torch.tensor([5])
+        >>> rotary.undo(rotary.turn(torch.tensor([[1.0, 2.0]]), at), at).round(decimals=4)
         tensor([[1., 2.]])
     """
 

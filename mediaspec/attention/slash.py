@@ -2,8 +2,10 @@
 
     S(d) = mean over queries i >= d of A[i, i - d]
 
-On a strip of the last w queries every distance d <= n - w has exactly w samples; over a whole matrix the long diagonals
-have few, and one strong entry (a sink's) looks like a slash. Letters: B rows, H query heads, n keys, w strip rows.
+On a strip of the last w queries every distance d <= n - w has exactly w samples; over a whole matrix the long
+diagonals have few, and one strong entry (a sink's) looks like a slash.
+
+Letters: B rows, H query heads, n keys, w strip rows.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def strip_pass(
 
 
 def diagonal_sums(mass: Tensor) -> Tensor:
-    """[..., w, t] -> [..., w + t - 1]: sums along u = column + (w - 1 - row), by shearing rows through a pad and a view.
+    """[..., w, t] -> [..., w + t - 1]: sums along u = column + (w - 1 - row), by shearing rows with a pad and a view.
 
     Example:
         >>> diagonal_sums(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).tolist()
@@ -172,9 +172,7 @@ def diagonal_sums(mass: Tensor) -> Tensor:
     return sheared.unflatten(-1, (count, width + count - 1)).sum(-2)
 
 
-def _tiles(
-    queries: Tensor, keys: Tensor, at: Tensor, form: LogitForm, tile: int
-) -> Iterator[tuple[int, Tensor]]:
+def _tiles(queries: Tensor, keys: Tensor, at: Tensor, form: LogitForm, tile: int) -> Iterator[tuple[int, Tensor]]:
     """First key and logits [B, H, w, t] of every tile of `keys`."""
     for start in range(0, keys.shape[2], tile):
         part = keys[:, :, start : start + tile]

@@ -64,7 +64,9 @@ class Beam:
         parents, scores = self.parents[row].tolist(), self.scores[row].tolist()
         ranked = sorted(range(len(parents)), key=lambda node: (-scores[node], node))
         kept = sorted(ranked[:count])
-        place, order, mapped = {0: 0}, [], []
+        place: dict[int, int] = {0: 0}
+        order: list[int] = []
+        mapped: list[int] = []
         for level in range(1, max(self.depth) + 1):
             nodes = [node for node in kept if self.depth[node] == level]
             for node in sorted(nodes, key=lambda node: (place[parents[node]], -scores[node], node)):

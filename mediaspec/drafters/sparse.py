@@ -1,9 +1,10 @@
 """Sparse self-speculation: the target drafts while it reads only the keys that its last verification looked at.
 
 Verification computes the product of every query with every cached key anyway. The first verified row, which is always
-on the true path, says how much attention each key of the store got; the best ones per key head, the sinks and all newer
-tokens are what the next drafts read (arXiv:2602.07223, arXiv:2512.01278). A static pattern from `mediaspec inspect` may
-replace or complete the choice (arXiv:2601.08297). The target verifies with all keys, so the choice moves speed alone.
+on the true path, says how much attention each key of the store got; the best ones per key head, the sinks and the
+newest tokens are what the next drafts read (arXiv:2602.07223, arXiv:2512.01278). A static pattern from `mediaspec
+inspect` may replace or complete the choice (arXiv:2601.08297). The target verifies with all keys, so the choice moves
+speed alone.
 
 Letters: B rows, L layers, H query heads, Hkv key heads, S slots, K kept keys.
 """
@@ -102,8 +103,8 @@ class SparseDrafter:
             raise ValueError(f"ratio={ratio}, rho={rho}: they are shares, give ratio in [0, 1] and rho in [0, 1)")
         if sinks < 0 or stride < 1 or not 1 <= recent <= min_keys:
             raise ValueError(
-                f"sinks={sinks}, stride={stride}, recent={recent}, min_keys={min_keys}: give at least 1 (0 sinks), and no "
-                f"more recent than min_keys"
+                f"sinks={sinks}, stride={stride}, recent={recent}, min_keys={min_keys}: give at least 1 (0 sinks), "
+                f"and no more recent than min_keys"
             )
         if max_keys is not None and max_keys < min_keys:
             raise ValueError(f"max_keys={max_keys} is below min_keys={min_keys}; give max_keys >= min_keys, or None")
@@ -129,8 +130,8 @@ class SparseDrafter:
             raise ValueError("the sparse drafter drafts text: give the prompts as a TokenPrompt, without guidance")
         if type(cache) is not KVStore:
             raise ValueError(
-                f"the sparse drafter reads a KVStore with all keys, the target has a {type(cache).__name__}; remove the "
-                f"lossy attention policy (handle.remove()) to draft losslessly"
+                f"the sparse drafter reads a KVStore with all keys, the target has a {type(cache).__name__}; remove "
+                f"the lossy attention policy (handle.remove()) to draft losslessly"
             )
         layers, heads = cache.keys.shape[0], cache.heads
         dense: list[int] = []
@@ -160,14 +161,15 @@ class SparseDrafter:
         run.round += 1
         return draft
 
-    def observe(self, state: DecodeState, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
+    def observe(self, state: DecodeState, draft: Draft | None, verdict: Verdict, output: TargetOutput) -> None:
         """Takes in what the verification looked at."""
         run, cache = self._live(), state.cache
-        seen, run.watch = run.watch, None
+        seen = run.watch
         if seen is None or cache is None:  # another drafter's round
             return
-        if cache.watch is seen:
+        if cache.watch is run.watch:
             cache.watch = None
+        run.watch = None
         # the row's own key and its neighbours matter to the next query whatever this one thinks of them
         back = self.recent - 1
         host = [max(length - back, 0) for length in cache.host_lengths]
@@ -194,8 +196,8 @@ class SparseDrafter:
     def _read_tail(self, state: DecodeState, cache: KVStore, run: _Run, stale: list[bool]) -> None:
         """Chooses for rows of which too much is new: their last tokens run once more, without writing anything.
 
-        That is a long prompt before its first verification, or a text that other drafters went on with. The tokens that
-        choose are read whole, as few of them see each other. What shorter rows compute on the way is not used.
+        That is a long prompt before its first verification, or a text that other drafters went on with. The tokens
+        that choose are read whole, as few of them see each other. What shorter rows compute is not used.
         """
         at = cache.lengths[:, None] - self.recent + torch.arange(self.recent, device=cache.lengths.device)
         behind = at - run.prompt.lengths[:, None]
@@ -221,7 +223,7 @@ class SparseDrafter:
     def _take(
         self, run: _Run, weights: Mapping[int, Tensor], known: Tensor, host_known: list[int], mixed: Tensor
     ) -> None:
-        """Puts fresh weights [B, Hkv, live] into the scores, mixed with the older ones of the first `mixed` [B] keys."""
+        """Puts fresh weights [B, Hkv, live] into the scores, mixed with older ones in the first `mixed` [B] keys."""
         for layer, fresh in weights.items():
             live = fresh.shape[2]
             old = run.scores[layer, :, :, :live]

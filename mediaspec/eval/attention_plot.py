@@ -6,11 +6,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..attention.diagnostics import AttentionReport, HeadReport
+from ..attention.report import KINDS, AttentionReport, HeadReport
 
 __all__ = ["plot_report"]
-
-KINDS = ("streaming", "slash", "vertical", "diffuse")
 
 
 def plot_report(report: AttentionReport, path: str | Path) -> None:

@@ -29,11 +29,12 @@ from ..core.prompt import TokenPrompt
 from ..core.stats import DecodeStats
 from ..core.tree import TreeSpec
 from ..core.types import Drafter, Warp
-from ..pipelines.lockstep import CriteriaEnding, ScoreBook, StepwiseProcessors, Texts, drafting_warp, split_warp
+from ..pipelines.lockstep import StepwiseProcessors, Texts, drafting_warp, split_warp
 from ..pipelines.speculation import Drafting, prepare
 from ..policies import DraftPolicy
 from ..rules import AcceptanceRule, make_rule
 from ..targets.causal_lm import CausalLMTarget
+from .criteria import CriteriaEnding, ScoreBook
 from .options import resolve
 from .pace import Pace
 
@@ -96,7 +97,9 @@ def speculative(
     """The decoding loop to give to `generate` as `custom_generate`.
 
     Every field of `GenerationConfig`, every logits processor, stopping criterion and streamer means what it means in
-    plain `generate`; what cannot be honoured exactly is refused (see `REFUSED`).
+    plain `generate`; what cannot be honoured exactly is refused (see `REFUSED`). A processor is asked about several
+    texts per round, some of which are taken back, so it must be a function of the ids and scores it is given. Rows
+    advance at their own pace: of the batch it sees, rows it is not asked about hold an earlier text or padding.
 
     Args:
         model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs: from `generate`.
@@ -173,12 +176,14 @@ def speculative(
         warp, guess = Warp(), drafting_warp(processors)
         if not scores:
             processors, warp = split_warp(processors)
-    process: StepwiseProcessors | None = StepwiseProcessors(processors, texts) if processors else None
-    book = ScoreBook(process, logits, scores) if scores or logits else None
-    ending = CriteriaEnding(stop_ids, others, texts, apart=bool(stop_ids) or batch == 1, book=book)
-
     chosen = make_rule(rule) if isinstance(rule, str) else rule
     chosen.prepare(target)
+    process: StepwiseProcessors | None = None
+    if processors:
+        process = StepwiseProcessors(processors, texts, stop_ids, chosen.lossless)
+    book = ScoreBook(process, logits, scores) if scores or logits else None
+    apart, follow = bool(stop_ids) or batch == 1, process is not None and process.reads_texts
+    ending = CriteriaEnding(stop_ids, others, texts, apart=apart, book=book, follow=follow)
     drafting = prepare(asked, target, None if guess == warp else guess, share=True)
     seeds = _seeds(row_seeds, batch, bool(config.do_sample)).to(target.device)
     engine = Engine(target, chosen, drafting.drafter)

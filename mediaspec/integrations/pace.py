@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.engine import Round
 from ..core.stats import DecodeResult
-from ..pipelines.lockstep import CriteriaEnding
+from .criteria import CriteriaEnding
 
 __all__ = ["Pace"]
 

@@ -252,7 +252,7 @@ class LongSpecHead(PreTrainedModel):
         head = cls(config)
         if draft_ids is not None:
             head.draft_ids.copy_(draft_ids)
-        body = model.get_decoder()
+        body: Any = model.get_decoder()
         head._start_from(body.layers[layer], getattr(body, "norm", None), hidden_scale)
         return head
 

@@ -1,8 +1,8 @@
-"""transformers' logits processors and stopping criteria on rows that advance at their own pace.
+"""transformers' logits processors on rows that advance at their own pace.
 
-Both are written for a loop that adds one token to every row at a time: they take the ids of the whole batch, of one
+They are written for a loop that adds one token to every row at a time: they take the ids of the whole batch, of one
 length, padded on the left. Here they get exactly that for every length they are asked about, and of the answer only
-the rows that stand at this length are used; the other rows hold some earlier or later text.
+the rows that stand at this length are used; the other rows hold an earlier text, or their whole one and padding.
 
 Letters: B rows of the whole batch, b live rows, N scored positions, V vocabulary, C prompt columns, T horizon.
 """
@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers import LogitsProcessorList
 from transformers.generation import logits_process as known
 
-from ..core.ending import StopAt
 from ..core.types import DecodeState, Draft, Warp
 
-__all__ = ["CriteriaEnding", "ScoreBook", "StepwiseProcessors", "Texts", "drafting_warp", "split_warp"]
+__all__ = ["StepwiseProcessors", "Texts", "drafting_warp", "split_warp"]
 
 FREE = (
     known.TemperatureLogitsWarper, known.TopKLogitsWarper, known.TopPLogitsWarper, known.MinPLogitsWarper,
@@ -56,14 +55,17 @@ class Texts:
         self.ids = torch.cat([input_ids, input_ids.new_full((batch, horizon), pad)], 1)
         self.horizon, self.pad = horizon, pad
 
-    def update(self, state: DecodeState, rows: Sequence[int]) -> None:
-        """Takes over what the live rows have written, committed or not."""
+    def update(self, state: DecodeState, rows: Sequence[int], counts: Sequence[int] | None = None) -> None:
+        """Takes over what the live rows have committed, and behind it the first `counts` tokens of a written block;
+        the rest of a row is padding, as it is for rows that stopped."""
+        ends = [length + more for length, more in zip(state.host_lengths, counts or [0] * len(rows), strict=True)]
+        order, reach = torch.arange(self.horizon, device=self.ids.device), torch.tensor(ends, device=self.ids.device)
+        written = torch.where(order < reach[:, None], state.tokens[:, : self.horizon], self.pad)
         if self.together:
-            self.ids[list(rows), self.columns :] = state.tokens[:, : self.horizon]
+            self.ids[list(rows), self.columns :] = written
             return
         for live, row in enumerate(rows):
-            start = self.starts[row]
-            self.ids[row, start : start + self.horizon] = state.tokens[live, : self.horizon]
+            self.ids[row, self.starts[row] : self.starts[row] + self.horizon] = written[live]
 
     def upto(self, place: int) -> Tensor:
         """[B, place] the first columns."""
@@ -104,28 +106,40 @@ def drafting_warp(processors: LogitsProcessorList) -> Warp:
 class StepwiseProcessors:
     """A processor list evaluated at every scored position with the text before it.
 
+    Nobody is asked about a text that cannot be: behind a stop id, or behind a draft that a processor of the list has
+    forbidden. So a grammar that has ended, or was left, is not asked to go on.
+
     Args:
-        processors: what `generate` prepared.
+        processors: what `generate` prepared; functions of the ids and scores they are given.
         texts: shared with the criteria.
+        stop_ids: ids that end a row.
+        lossless: a draft that the processors forbid is never accepted.
 
     Raises:
         ValueError: a processor that keeps state between calls.
     """
 
-    def __init__(self, processors: LogitsProcessorList, texts: Texts) -> None:
+    def __init__(
+        self, processors: LogitsProcessorList, texts: Texts, stop_ids: Sequence[int] = (), lossless: bool = True
+    ) -> None:
         for one in processors:
             if isinstance(one, STATEFUL):
                 raise ValueError(
                     f"{type(one).__name__} remembers its last call and cannot be asked about drafts that may be taken "
                     f"back; leave its option out or call generate() without custom_generate"
                 )
-        self.texts = texts
+        self.texts, self.stop_ids, self.lossless = texts, frozenset(stop_ids), lossless
         self.parts: list[tuple[bool, Any]] = []
         for one in processors:
             free = type(one) in FREE
             if not self.parts or self.parts[-1][0] != free:
                 self.parts.append((free, LogitsProcessorList()))
             self.parts[-1][1].append(one)
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether any processor looks at the ids."""
+        return any(not free for free, _ in self.parts)
 
     def __call__(self, state: DecodeState, logits: Tensor, draft: Draft | None, rows: list[int]) -> Tensor:
         """[b, 1, N, V] logits -> the same with all processors applied, float32."""
@@ -139,33 +153,74 @@ class StepwiseProcessors:
         return scores[:, None]
 
     def _stepwise(self, part: Any, scores: Tensor, state: DecodeState, draft: Draft | None, rows: list[int]) -> Tensor:
-        texts = self.texts
+        """Level by level, so that what a node's parent forbids is known before the node is asked about."""
+        texts, paths = self.texts, _paths(draft, scores.shape[1])
         texts.update(state, rows)
-        # (columns of the text, rank) -> node -> rows; those at the same place and node share their path's columns
-        groups: dict[tuple[int, int], dict[int, list[int]]] = {}
-        paths = _paths(draft, scores.shape[1])
-        for node, (path, rank) in enumerate(paths):
-            for live, length in enumerate(state.host_lengths):
-                # rows behind their end are scored as well; their text is as long as the horizon at most
-                place = texts.starts[rows[live]] + min(length + len(path), texts.horizon)
-                groups.setdefault((place, rank), {}).setdefault(node, []).append(live)
-        done = torch.empty_like(scores)
-        for (place, _), nodes in sorted(groups.items()):
-            ids = texts.upto(place)
-            whole = scores.new_zeros(len(ids), scores.shape[2])
-            asked, at, lives = [], [], []
-            for node, members in nodes.items():
-                path = paths[node][0]
-                inside = [live for live in members if state.host_lengths[live] + len(path) <= texts.horizon]
-                if path and draft is not None and inside:
-                    written = draft.tokens[inside][:, path]
-                    ids[[rows[live] for live in inside], place - len(path) :] = written
-                here = [rows[live] for live in members]
-                whole[here] = scores[members, node]
-                asked, at, lives = asked + here, at + [node] * len(members), lives + members
-            processed = part(ids, whole)[asked] if texts.together else part(ids[asked], whole[asked])
-            done[lives, at] = processed
+        parents = [0] * len(paths) if draft is None else [0, *_parents(draft)]
+        drafted = [] if draft is None else draft.tokens.tolist()
+        started = state.host_lengths[0] > 0
+        open_ = [[not started or last not in self.stop_ids] for last in state.last_token.tolist()]
+        done = scores.clone()
+        node = 0
+        while node < len(paths):
+            level = [node]
+            while level[-1] + 1 < len(paths) and len(paths[level[-1] + 1][0]) == len(paths[node][0]):
+                level.append(level[-1] + 1)
+            # (columns of the text, rank) -> node -> rows; at one place and node the path's columns are the same
+            groups: dict[tuple[int, int], dict[int, list[int]]] = {}
+            for one in level:
+                path, rank = paths[one]
+                if path:
+                    above = parents[one]
+                    allowed = self._allowed(done[:, above], draft.tokens[:, one - 1]) if draft else []
+                    for live, row in enumerate(drafted):
+                        open_[live].append(open_[live][above] and allowed[live] and row[one - 1] not in self.stop_ids)
+                for live, length in enumerate(state.host_lengths):
+                    if open_[live][one] and length + len(path) < texts.horizon:
+                        place = texts.starts[rows[live]] + length + len(path)
+                        groups.setdefault((place, rank), {}).setdefault(one, []).append(live)
+            for (place, _), nodes in sorted(groups.items()):
+                self._ask(part, done, scores, draft, rows, place, nodes, paths)
+            node = level[-1] + 1
         return done
+
+    def _allowed(self, scores: Tensor, tokens: Tensor) -> list[bool]:
+        """Per row, whether a draft token may stand there: scores [b, V] and tokens [b]. A row in which nothing may
+        forbids nothing, since a later processor can still repair it."""
+        if not self.lossless:
+            return [True] * len(tokens)
+        never = float("-inf")
+        here = scores.gather(1, tokens[:, None])[:, 0] > never
+        return (here | ~(scores > never).any(1)).tolist()  # type: ignore[no-any-return]
+
+    def _ask(
+        self,
+        part: Any,
+        done: Tensor,
+        scores: Tensor,
+        draft: Draft | None,
+        rows: list[int],
+        place: int,
+        nodes: dict[int, list[int]],
+        paths: list[tuple[list[int], int]],
+    ) -> None:
+        """One call for texts of one length: fills `done` at the given nodes and rows."""
+        ids = self.texts.upto(place)
+        whole = scores.new_zeros(len(ids), scores.shape[2])
+        asked, at, lives = [], [], []
+        for node, members in nodes.items():
+            path, here = paths[node][0], [rows[live] for live in members]
+            if path and draft is not None:
+                ids[here, place - len(path) :] = draft.tokens[members][:, path]
+            whole[here] = scores[members, node]
+            asked, at, lives = asked + here, at + [node] * len(members), lives + members
+        processed = part(ids, whole)[asked] if self.texts.together else part(ids[asked], whole[asked])
+        done[lives, at] = processed
+
+
+def _parents(draft: Draft) -> Sequence[int]:
+    """The scored position before every draft token."""
+    return range(draft.tokens.shape[1]) if draft.tree is None else draft.tree.parents
 
 
 def _paths(draft: Draft | None, nodes: int) -> list[tuple[list[int], int]]:
@@ -182,120 +237,3 @@ def _paths(draft: Draft | None, nodes: int) -> list[tuple[list[int], int]]:
         ranks[len(path)] = rank + 1
         found.append((path, rank))
     return found
-
-
-class ScoreBook:
-    """Keeps logits and scores of committed tokens, for `output_logits` and `output_scores`.
-
-    Args:
-        process: computes the scores; None where they are the logits.
-        raw, processed: what to keep.
-    """
-
-    def __init__(self, process: StepwiseProcessors | None, raw: bool, processed: bool) -> None:
-        self.process, self.raw, self.processed = process, raw, processed
-        self.latest: list[tuple[dict[int, list[Tensor]], Tensor]] = []
-        self.draft: Draft | None = None
-        self.logits: dict[int, list[Tensor]] = {}
-        self.scores: dict[int, list[Tensor]] = {}
-
-    def __call__(self, state: DecodeState, logits: Tensor, draft: Draft | None, rows: list[int]) -> Tensor:
-        done = logits if self.process is None else self.process(state, logits, draft, rows)
-        self.latest, self.draft = [], draft
-        if self.raw:
-            self.latest.append((self.logits, logits[:, 0].float()))
-        if self.processed:
-            self.latest.append((self.scores, done[:, 0].float()))
-        return done
-
-    def keep(self, state: DecodeState, counts: Sequence[int], rows: Sequence[int]) -> None:
-        """Keeps the positions that the first `counts` tokens of every live row's block were drawn at."""
-        if not self.latest:
-            return
-        for live, (count, row) in enumerate(zip(counts, rows, strict=True)):
-            at = self._positions(state, live, count)
-            for kept, values in self.latest:
-                kept.setdefault(row, []).extend(values[live, at].clone())
-
-    def _positions(self, state: DecodeState, live: int, count: int) -> list[int]:
-        """A chain is scored in order; in a tree every committed token leads on to the node that holds it."""
-        if self.draft is None or self.draft.tree is None:
-            return list(range(count))
-        begin = state.host_lengths[live]
-        written, drafted = state.tokens[live, begin : begin + count].tolist(), self.draft.tokens[live].tolist()
-        children, at = self.draft.tree.children, [0]
-        for token in written[: count - 1]:
-            at.append(next(node for node in children[at[-1]] if drafted[node - 1] == token))
-        return at[:count]
-
-    @staticmethod
-    def steps(kept: dict[int, list[Tensor]], batch: int, length: int) -> tuple[Tensor, ...]:
-        """One [B, V] per token; zeros for rows that had stopped."""
-        blank = torch.zeros_like(next(iter(kept.values()))[0])
-        return tuple(
-            torch.stack([kept[row][step] if step < len(kept.get(row, ())) else blank for row in range(batch)])
-            for step in range(length)
-        )
-
-
-class CriteriaEnding:
-    """Stop ids on the device, and transformers' other criteria token by token on the host.
-
-    Args:
-        stop_ids: ids that end a row.
-        criteria: all other criteria; may be empty.
-        texts: shared with the processors.
-        apart: rows stop one by one, as `generate` does where there are stop ids. Without them a stopped row goes on
-            until all have stopped; then `stops` says when each did.
-        book: told which tokens were committed; None where nobody asked.
-    """
-
-    def __init__(
-        self,
-        stop_ids: Sequence[int],
-        criteria: StoppingCriteriaList,
-        texts: Texts,
-        apart: bool = True,
-        book: ScoreBook | None = None,
-    ) -> None:
-        self.ids, self.criteria, self.texts, self.apart, self.book = StopAt(stop_ids), criteria, texts, apart, book
-        self.stops: dict[int, int] = {}
-
-    def limits(self, batch: int, horizon: int, device: torch.device) -> Tensor:
-        return self.ids.limits(batch, horizon, device)
-
-    def cut(self, state: DecodeState, counts: Tensor, width: int, rows: list[int]) -> tuple[Tensor, Tensor]:
-        counts, stopped = self.ids.cut(state, counts, width, rows)
-        if not self.criteria and self.book is None:
-            return counts, stopped
-        host = [int(count) for count in counts.tolist()]
-        if self.criteria:
-            hit = self._ask(state, host, rows)
-            if self.apart:
-                counts = torch.tensor(host, device=counts.device)
-                stopped = stopped | torch.tensor(hit, device=counts.device)
-        if self.book is not None:
-            self.book.keep(state, host, rows)
-        return counts, stopped
-
-    def _ask(self, state: DecodeState, host: list[int], rows: list[int]) -> list[bool]:
-        """Asks about every new token in order; shortens `host` to the first one that stops its row."""
-        self.texts.update(state, rows)
-        before, hit = state.host_lengths, [False] * len(host)
-        reach = max(length + count for length, count in zip(before, host, strict=True))
-        for length in range(min(before) + 1, reach + 1):
-            new = [
-                live
-                for live, count in enumerate(host)
-                if before[live] < length <= before[live] + count and not hit[live] and rows[live] not in self.stops
-            ]
-            if not new:
-                continue
-            done = self.criteria(self.texts.upto(self.texts.columns + length), None).tolist()
-            for live in new:
-                if done[rows[live]]:
-                    hit[live] = True
-                    self.stops[rows[live]] = length
-                    if self.apart:
-                        host[live] = length - before[live]
-        return hit

@@ -229,11 +229,12 @@ class TextGenerationPipeline:
         asked = self._asked(drafter, num_draft_tokens, tree, policy) if chosen else Speculation("none", 0)
         guess = Warp(temperature, top_k, top_p)
         drafting = prepare(asked, target, None if guess == warp else guess)
-        process = None
+        process, stops = None, self._stop_ids()
         if processors:
             whole = ids if num_texts_per_prompt == 1 else ids.select(torch.tensor(copies, device=target.device))
-            process = StepwiseProcessors(processors, Texts(whole.ids, max(limits), 0, whole.host_lengths))
-        ending: Ending = StopAt(self._stop_ids(), torch.tensor(limits))
+            held = Texts(whole.ids, max(limits), 0, whole.host_lengths)
+            process = StepwiseProcessors(processors, held, stops, chosen is None or chosen.lossless)
+        ending: Ending = StopAt(stops, torch.tensor(limits))
         if strings:
             ending = StopStrings(self.tokenizer, strings, ending)
         watch = Watch(self, len(copies), max(limits), callback_on_step_end, names)

@@ -132,9 +132,7 @@ def test_a_prompt_in_parts_and_ragged_rows(monkeypatch: pytest.MonkeyPatch) -> N
             mine, whole = alone.layers[layer], together.layers[layer]
             torch.testing.assert_close(whole.queries[row], mine.queries[0], atol=1e-5, rtol=1e-4)
             assert mine.query_moments is not None and whole.query_moments is not None
-            torch.testing.assert_close(
-                whole.query_moments.gram[row], mine.query_moments.gram[0], atol=1e-3, rtol=1e-4
-            )
+            torch.testing.assert_close(whole.query_moments.gram[row], mine.query_moments.gram[0], atol=1e-3, rtol=1e-4)
 
 
 def test_a_report_travels_as_json() -> None:

@@ -91,9 +91,8 @@ def test_every_term_of_the_logits_counts(form: LogitForm) -> None:
 def test_given_row_sums_are_used_and_agree() -> None:
     queries, keys, lengths = random(1, HEADS, 8, SIZE), random(1, 2, 70, SIZE, seed=1), torch.tensor([70])
     lse = strip_lse(queries, keys, lengths, LogitForm(1.0), tile=16)
-    direct = (queries @ keys.repeat_interleave(2, 1).transpose(2, 3)).tril(62).masked_fill(
-        ~torch.ones(8, 70, dtype=torch.bool).tril(62), float("-inf")
-    )
+    hidden = ~torch.ones(8, 70, dtype=torch.bool).tril(62)
+    direct = (queries @ keys.repeat_interleave(2, 1).transpose(2, 3)).masked_fill(hidden, float("-inf"))
     torch.testing.assert_close(lse, direct.logsumexp(-1))
     twice = strip_pass(queries, keys, lengths, LogitForm(1.0), lse=lse + 1)
     once = strip_pass(queries, keys, lengths, LogitForm(1.0), lse=lse)

@@ -44,9 +44,8 @@ def text(tmp_path: Path) -> Path:
 def test_report_maps_and_pattern(command, folder: Path, text: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "out"
-    done = command(
-        "inspect", folder, "--prompt-file", text, "--out", out, "--tokens", 80, "--rows", 16, "--epsilon", 0.1, "--json"
-    )
+    sizes = ("--tokens", 80, "--rows", 16, "--epsilon", 0.1)
+    done = command("inspect", folder, "--prompt-file", text, "--out", out, *sizes, "--json")
     assert done.exit_code == 0, done.output
     data = json.loads(done.stdout.strip().splitlines()[-1])
     assert data == json.loads((out / "inspect.json").read_text())
@@ -114,7 +113,8 @@ def test_smollm2_at_4k_tokens(tmp_path: Path) -> None:
     smollm2()
     text, out = own_text(tmp_path / "text.txt"), tmp_path / "out"
     line = [sys.executable, "-m", "mediaspec", "inspect", "smollm2", "--prompt-file", text, "--out", out, "--no-plot"]
-    done = subprocess.run([*map(str, line), "--json"], capture_output=True, text=True)  # a process of its own: its peak
+    # a process of its own, whose peak is that of the measurement
+    done = subprocess.run([*map(str, line), "--json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout.strip().splitlines()[-1])
     assert data["tokens"] == 4096 and data["cost"]["seconds"] < 120

@@ -105,9 +105,7 @@ def test_conformance(name: str) -> None:
     def condition(rows: int) -> TokenPrompt:
         return prompt((14, 9, 20, 5, 11)[:rows] if rows <= 5 else (14, 9, 20, 5) * (rows // 4))
 
-    check_drafter(
-        lambda: SparseDrafter(**DRAFTERS[name]), target, condition, budgets=(1, 5), trees=(TREE,), rows=32
-    )
+    check_drafter(lambda: SparseDrafter(**DRAFTERS[name]), target, condition, budgets=(1, 5), trees=(TREE,), rows=32)
 
 
 @pytest.mark.parametrize("settings", [dict(ratio=1.0), dict(ratio=0, pattern=ALL), {**FEW, "pattern": ALL}])

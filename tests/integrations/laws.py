@@ -1,8 +1,7 @@
-"""The exact law of two sampled tokens under transformers' own processors, and how far a sample is from it."""
+"""The exact law of three sampled tokens under transformers' own processors, and how far a sample is from it."""
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from typing import Any
 
@@ -20,11 +19,14 @@ ALL_ON: dict[str, Any] = dict(
 )  # fmt: skip
 
 
-def law_of_two_tokens(model: PreTrainedModel, rows: int = 4000, given: Any = None, **speculation: Any) -> float:
-    """The chi-square p of `rows` sampled pairs of tokens against the pairs' exact law.
+def law_of_tokens(model: PreTrainedModel, rows: int = 2500, given: Any = None, **speculation: Any) -> float:
+    """The chi-square p of the first three of four sampled tokens, for `rows` rows, against their exact law.
+
+    The first token comes from the prefill, and the last one of a row is always the target's own draw; so the second
+    and the third are verified drafts or what stands in for rejected ones.
 
     Args:
-        model: without a stop id, with a vocabulary so small that all pairs can be written down.
+        model: with a vocabulary so small that all triples can be written down.
         rows: how many are sampled, with seeds 0, 1, ....
         given: settings of `generate` instead of `ALL_ON`.
         speculation: drafter, rule, ... .
@@ -35,32 +37,41 @@ def law_of_two_tokens(model: PreTrainedModel, rows: int = 4000, given: Any = Non
         speculation = {"num_draft_tokens": 2, **speculation}
     ids = torch.tensor([PROMPT])
     sampled = model.generate(
-        input_ids=ids, custom_generate=speculative, max_new_tokens=2, num_return_sequences=rows,
+        input_ids=ids, custom_generate=speculative, max_new_tokens=4, num_return_sequences=rows,
         row_seeds=list(range(rows)), **settings, **speculation,
     )  # fmt: skip
+    config = GenerationConfig(**settings)
+    model._prepare_special_tokens(config, device="cpu")
+    processors = model._get_logits_processor(
+        config, input_ids_seq_length=len(PROMPT), encoder_input_ids=ids, device="cpu"
+    )
 
-    def law(text: list[int]) -> Tensor:
-        config = GenerationConfig(**settings)
-        model._prepare_special_tokens(config, device="cpu")
-        processors = model._get_logits_processor(config, input_ids_seq_length=5, encoder_input_ids=ids, device="cpu")
-        text_ids = torch.tensor([text])
+    def laws(texts: list[list[int]]) -> Tensor:
+        """[n, V]"""
+        whole = torch.tensor(texts)
         with torch.no_grad():
-            logits = model(input_ids=text_ids).logits[:, -1].float()
-        return processors(text_ids, logits).softmax(-1)[0].double()
+            logits = model(input_ids=whole, use_cache=False).logits[:, -1].float()
+        return processors(whole, logits).softmax(-1).double()
 
-    size = model.config.vocab_size
-    first = law(PROMPT)
-    second = {one: law([*PROMPT, one]) for one in range(size) if first[one] > 0}
-    found = Counter(map(tuple, sampled[:, 5:].tolist()))
-    chances = {(a, b): float(first[a] * second[a][b]) for a, b in itertools.product(second, range(size))}
-    assert all(chances.get(pair, 0) > 0 for pair in found), "a token came out whose chance is zero"
-    usual = [pair for pair, chance in chances.items() if chance * rows >= 5]
-    observed = [found[pair] for pair in usual]
-    expected = [chances[pair] * rows for pair in usual]
-    if rows - sum(expected) >= 5:  # all the rare pairs together
+    chances: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        known = list(chances)
+        rest = laws([[*PROMPT, *text] for text in known]).tolist()
+        chances = {
+            (*text, token): chances[text] * chance
+            for text, law in zip(known, rest, strict=True)
+            for token, chance in enumerate(law)
+            if chance > 0
+        }
+    found = Counter(map(tuple, sampled[:, len(PROMPT) : len(PROMPT) + 3].tolist()))
+    assert all(text in chances for text in found), "a text came out whose chance is zero"
+    usual = [text for text, chance in chances.items() if chance * rows >= 5]
+    observed = [found[text] for text in usual]
+    expected = [chances[text] * rows for text in usual]
+    if rows - sum(expected) >= 5:  # all the rare ones together
         observed.append(rows - sum(observed))
         expected.append(rows - sum(expected))
     else:
         expected = [one * sum(observed) / sum(expected) for one in expected]
-    assert len(expected) > 5
+    assert len(expected) > 20
     return float(stats.chisquare(observed, expected).pvalue)

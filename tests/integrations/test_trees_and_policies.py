@@ -16,7 +16,7 @@ from mediaspec.integrations.options import Speculation, resolve
 from mediaspec.pipelines.draft_trees import likely_tree
 from mediaspec.policies import FixedPolicy, SurvivalPolicy, available_policies
 from tests.drafters.test_eagle3 import make_head as eagle3_head
-from tests.integrations.laws import law_of_two_tokens
+from tests.integrations.laws import law_of_tokens
 from tests.integrations.test_generate import NEW, SAMPLING, both, repeating, small
 from tests.models.test_longspec import make_head as longspec_head
 from tests.targets.test_causal_lm import make_model, prompts
@@ -86,10 +86,10 @@ def test_coupled_sampling_with_trees_gives_the_tokens_of_plain_decoding(settings
 
 @pytest.mark.parametrize(("rule", "name"), [("exact", "model"), ("exact", "eagle3"), ("coupled", "model")])
 def test_the_law_of_trees_with_all_processors_on(rule: str, name: str) -> None:
-    """Chi-square over all 2-token continuations of 4,000 rows, threshold p > 0.001, fixed seeds."""
+    """Chi-square over all 3-token continuations of 2,500 rows, threshold p > 0.001, fixed seeds."""
     model = make_model(vocab_size=7, eos_token_id=None)
     drafter = small(vocab=7) if name == "model" else eagle3_head(model, 4)
-    assert law_of_two_tokens(model, rule=rule, drafter=drafter, tree=[2, 2]) > 0.001
+    assert law_of_tokens(model, rule=rule, drafter=drafter, tree=[2, 2]) > 0.001
 
 
 def test_scores_and_logits_of_tree_paths() -> None:

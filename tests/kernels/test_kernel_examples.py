@@ -6,7 +6,17 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("module", ["kernels.philox", "kernels.verify_chain", "core.rng"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "kernels.philox",
+        "kernels.verify_chain",
+        "kernels.lse_merge",
+        "kernels.tree_attention",
+        "kernels.sparse_attention",
+        "core.rng",
+    ],
+)
 def test_examples(module):
     result = doctest.testmod(importlib.import_module(f"mediaspec.{module}"))
     assert result.attempted > 0 and result.failed == 0

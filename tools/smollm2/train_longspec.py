@@ -309,6 +309,7 @@ class Trainer:
         self.files: list[Path] = []
         if saved is not None:
             self.head.load_state_dict(saved["head"])
+            self.head.config.embed_scale = saved.get("embed_scale", self.head.config.embed_scale)
             self.adam.load_state_dict(saved["adam"])
             self.step, self.seconds, self.turn = saved["step"], saved["seconds"], saved["turn"]
             self.place, self.files = saved["place"], [options.data / name for name in saved["files"]]
@@ -386,6 +387,7 @@ class Trainer:
             "seconds": self.seconds, "turn": self.turn, "place": self.place,
             "files": [file.name for file in self.files],
             "precision": "bf16" if self.dtype == torch.bfloat16 else "fp32",
+            "embed_scale": self.head.config.embed_scale,
         }  # fmt: skip
         self.options.out.mkdir(parents=True, exist_ok=True)
         beside = self.path.with_suffix(".tmp")

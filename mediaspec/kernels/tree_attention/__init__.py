@@ -17,8 +17,8 @@ their order. Therefore, with the same kernel, to the last bit:
 * a tree node's output does not depend on the keys and values of nodes that are not its ancestors, which may be any
   finite numbers. (A node that is taken out before it moves it to another slot: then equal up to rounding.)
 
-On a CUDA device this holds because a program's tile of rows is a function of G alone; on the CPU for float32 where
-MKL's products do not depend on the number of rows (`mediaspec/models/row_attention.py`).
+On a CUDA device this holds because tiles and pieces are functions of G, D and the dtype; on the CPU for float32 with
+MKL, under the conditions of `reference.py`, where a cache with 15 slots to spare is one of them.
 """
 
 from __future__ import annotations

@@ -54,11 +54,12 @@ def make_case(
     kv_heads: int = 1,
     size: int = 16,
     tree: bool = False,
+    spare: int = 0,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     seed: int = 0,
 ) -> Case:
-    """Random queries over a cache of one layer: a view of a store with 9 slots to spare and a layer beside it.
+    """Random queries over one layer of a cache: a view of the live slots and `spare` more, of a store with 25 more.
 
     Args:
         count: M.
@@ -67,8 +68,8 @@ def make_case(
         tree: True gives every row a random tree of its own, False a chain.
     """
     g = torch.Generator().manual_seed(seed)
-    batch, live = len(lengths), max(lengths) + count
-    store = torch.randn(2, 2, batch, kv_heads, live + 9, size, generator=g).to(device, dtype)
+    batch, live = len(lengths), max(lengths) + count + spare
+    store = torch.randn(2, 2, batch, kv_heads, live + 25, size, generator=g).to(device, dtype)
     keys, values = store[:, 1, :, :, :live].unbind(0)
     queries = torch.randn(batch, count, group * kv_heads, size, generator=g).to(device, dtype).transpose(1, 2)
     words = depths = None
@@ -94,16 +95,12 @@ def cases(size: int = 8, device: str = "cpu", seed: int = 0) -> list[Case]:
     return [
         chain,
         tree,
-        shared,
         replace(chain, name="plain", queries=chain.queries[:, :, :1]),
-        replace(tree, name="unsigned-words", words=tree.words.view(torch.uint64) if tree.words is not None else None),
-        replace(tree, name="short-integers", lengths=tree.lengths.int()),
         replace(chain, name="scale", scale=0.1),
         replace(wide, name="softcap", softcap=2.5),
         replace(wide, name="peaked"),
         replace(chain, name="window", window=2),
         replace(chain, name="window-across-pieces", window=40),
-        replace(tree, name="tree-window", window=5),
         replace(shared, name="shared-tree-window", window=9),
         replace(chain, name="hidden", hidden=padding),
         replace(chain, name="sinks", sinks=sinks),

@@ -2,8 +2,12 @@
 
 On the CPU this is the implementation, so the cache is read where it lies: no head is repeated, nothing is copied, and
 only the columns that some position does not see are masked. For float32 its products keep the conditions under which
-MKL rounds every row alike (at least 4 rows, at most 192 summands, sums of a multiple of 8: see
-`mediaspec/models/row_attention.py`), so that chains agree with plain decoding to the last bit.
+MKL rounds every row alike, so that chains agree with plain decoding to the last bit:
+
+    enough rows              products with transposed keys of 64, 96, 128, 192, 256 numbers are those of 80 rows from 3,
+                             5, 6, 9, 12 rows on: fewer than max(4, D / 16) are filled up with zeros
+    at most 128 summands     values are added up in chunks of 128 slots
+    sums a multiple of 16    the slots read are rounded up where the cache has more, and the surplus is masked
 
 16-bit caches are computed in float32, `STRIP` slots at a time: a strip's copy stays in the core's own cache.
 """
@@ -18,8 +22,7 @@ from . import Attended
 
 __all__ = ["attend", "tree_attention"]
 
-FEWEST, CHUNK, STEP = 4, 128, 16
-STRIP = 512
+CHUNK, STEP, STRIP = 128, 16, 512
 
 
 def tree_attention(
@@ -110,8 +113,7 @@ def attend(
     cast = keys.dtype != dtype
     step = STRIP if cast else max(total, 1)
     q = (queries.to(dtype) * scale).reshape(batch * kv_heads, rows, size)
-    if rows < FEWEST:
-        q = F.pad(q, (0, 0, 0, FEWEST - rows))
+    q = F.pad(q, (0, 0, 0, max(0, max(4, size // 16) - rows)))
     k, v = keys.flatten(0, 1), values.flatten(0, 1)
     strips = [torch.bmm(q, k[:, at : at + step].to(dtype).transpose(1, 2)) for at in range(0, total, step)]
     scores = strips[0] if len(strips) == 1 else torch.cat(strips, -1)
@@ -129,7 +131,8 @@ def attend(
     out = out[:, :rows].reshape(batch, heads, count, size)
     lse: Tensor | None = None
     if need_lse or sinks is not None:
-        lse = scores[:, :rows].logsumexp(-1).view(batch, heads, count)
+        # the largest weight is exp(top - lse); a sum of its own would depend on the number of columns
+        lse = (scores.amax(-1) - law.amax(-1).log_())[:, :rows].reshape(batch, heads, count)
         if sinks is not None:
             sink = sinks.to(dtype)[:, None]
             out = out * (lse - sink).sigmoid_()[..., None]
