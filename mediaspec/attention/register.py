@@ -103,6 +103,7 @@ class LightTransferPolicy:
             "runs": self.runs,
             "lazy_layers": None if last is None else list(last.lazy_layers),
             "ratios": None if last is None else dict(last.ratios),
+            "errors": None if last is None else dict(last.errors),
             "kv_bytes": None if last is None else last.kv_bytes,
             "full_kv_bytes": None if last is None else last.full_kv_bytes,
             "kv_share": None if last is None else last.kv_bytes / last.full_kv_bytes,

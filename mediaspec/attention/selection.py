@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .lazy_ratio import LayerQueue, kept_keys, lazy_ratio
+from .laziness import JUDGES, Laziness, score, weigh
+from .lazy_ratio import LayerQueue
 from .logits import LogitForm, strip_positions
-from .strip import strip_lse
+from .output_error import LayerSight
 
 __all__ = ["LayerSelection", "LightTransfer"]
-
-TILE = 1024  # keys per step of the row sums: 9 heads and 32 rows make 1.2 MB
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,13 @@ class LightTransfer:
         w_sink, w_recent: first and last keys a lazy layer keeps. The paper's 1020 recent keys leave 0.56 of the bytes
             at 8k tokens with half the layers lazy, 508 leave 0.53 at the same score (its table on the window).
         w_last: prompt queries that judge.
+        judge: "output": the layers whose output changes least without the other keys become lazy (`output_error`);
+            "mass": those with the largest lazy ratio, as in the paper.
         min_head_ratio: a layer with a key head below this stays full, so that one head that looks far back is not
             averaged away; 0 is off, 0.5 suits retrieval.
         lazy_layers: a fixed set instead of a choice per prompt (for models tuned so).
-        margin: lead over the marginal layer that lets a layer go before the prompt's last chunk.
+        margin: lead over the marginal layer that lets a layer go before the prompt's last chunk, in logarithms of
+            errors or in ratios; None: 0.25 and 0.05.
         chunk: longest prompt that is run in one pass.
 
     Raises:
@@ -53,19 +55,22 @@ class LightTransfer:
     w_sink: int = 4
     w_recent: int = 508
     w_last: int = 32
+    judge: str = "output"
     min_head_ratio: float = 0.0
     lazy_layers: tuple[int, ...] | None = None
-    margin: float = 0.05
+    margin: float | None = None
     chunk: int = 16384
 
     def __post_init__(self) -> None:
         for name, least in (("w_sink", 0), ("w_recent", 1), ("w_last", 1), ("chunk", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)}; write an integer >= {least}")
-        if not 0 <= self.min_head_ratio <= 1 or self.margin < 0:
+        if self.judge not in JUDGES:
+            raise ValueError(f"judge={self.judge!r}; write one of {', '.join(map(repr, JUDGES))}")
+        if not 0 <= self.min_head_ratio <= 1 or (self.margin is not None and self.margin < 0):
             raise ValueError(
-                f"min_head_ratio={self.min_head_ratio} and margin={self.margin} compare shares of attention; write "
-                f"numbers from 0 to 1"
+                f"min_head_ratio={self.min_head_ratio} is a share of attention from 0 to 1, margin={self.margin} at "
+                f"least 0"
             )
         if self.lazy_layers is not None:
             object.__setattr__(self, "lazy_layers", tuple(sorted(set(self.lazy_layers))))
@@ -106,36 +111,55 @@ class LayerSelection:
     lengths: Tensor
     total: int
     ratios: dict[int, float] = field(default_factory=dict)
+    errors: dict[int, float] = field(default_factory=dict)
     _gone: set[int] = field(default_factory=set)
     _early: frozenset[int] = frozenset()
     _seen: dict[int, float] = field(default_factory=dict)
-    _tails: dict[int, Tensor] = field(default_factory=dict)
+    _tails: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     _queue: LayerQueue | None = None
 
-    def look(self, layer: int, queries: Tensor, keys: Tensor, first: int, form: LogitForm) -> int | None:
+    def look(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        first: int,
+        form: LogitForm,
+        sight: LayerSight | None = None,
+    ) -> int | None:
         """Judges a layer by its [R, H, N, D] queries at positions `first` on; returns the layer to give up now.
 
-        `keys` [R, Hkv, C, D] are all of the layer's, this pass's included.
+        Args:
+            keys, values: [R, Hkv, C, D] all of the layer's, this pass's included.
+            form: of its logits; sight: of the layer, None where the model shows none.
         """
         if layer not in self.layers or layer in self._gone:
             return None
         stop = first + queries.shape[2]
         lengths = self.lengths.clamp(max=stop)
-        tail = self._tail(layer, queries, first, lengths)
-        lse = strip_lse(tail, keys, lengths, form, TILE)
-        kept, at = kept_keys(keys, lengths, self.settings.w_sink, self.settings.w_recent)
-        heads = self._host(lazy_ratio(tail, kept, at, lse, lengths, form).mean(0))
+        tails = {"queries": self._tail(layer, "queries", queries, first, lengths)}
+        residual: Tensor | None = None
+        if sight is not None and self.settings.judge == "output":
+            tails["residual"] = self._tail(layer, "residual", sight.residual[:, None], first, lengths)
+            residual = tails["residual"][:, 0]
+        kept = self.settings.w_sink, self.settings.w_recent
+        found = weigh(self.settings.judge, tails["queries"], keys, values, lengths, *kept, form, sight, residual)
+        heads, error = self._host(found)
         ratio = sum(heads) / len(heads)
         keep = min(heads) < self.settings.min_head_ratio
         if stop < self.total:
-            self._tails[layer] = tail
-            self._seen[layer] = 0.0 if keep else ratio
+            self._tails.update({(layer, kind): tail for kind, tail in tails.items()})
+            if not keep:
+                self._seen[layer] = score(ratio, error)
             return None
         self.ratios[layer] = ratio
-        self._tails.pop(layer, None)
+        if error is not None:
+            self.errors[layer] = error
+        self._forget(layer)
         if self._queue is None:
             self._queue = LayerQueue(self.keep)
-        given = self._queue.push(layer, ratio, keep)
+        given = self._queue.push(layer, score(ratio, error), keep)
         if given is not None:
             self._gone.add(given)
         return given
@@ -145,35 +169,43 @@ class LayerSelection:
         seen, self._seen = self._seen, {}
         order = sorted(seen, key=lambda layer: (-seen[layer], layer))
         spare = len(self.layers) - self.keep - len(self._gone)
-        bar = seen[order[spare]] + self.settings.margin if spare < len(order) else 0.0
+        usual = 0.25 if self.settings.judge == "output" else 0.05
+        margin = usual if self.settings.margin is None else self.settings.margin
+        bar = seen[order[spare]] + margin if spare < len(order) else float("-inf")
         ahead = frozenset(layer for layer in order[: max(spare, 0)] if seen[layer] >= bar)
         given = sorted(ahead & self._early)
         self._early = ahead - set(given)
-        self.ratios.update({layer: seen[layer] for layer in given})
         for layer in given:
             self._gone.add(layer)
-            self._tails.pop(layer, None)
+            self._forget(layer)
         return given
 
-    def _tail(self, layer: int, queries: Tensor, first: int, lengths: Tensor) -> Tensor:
-        """[R, H, w, D] queries at the last w positions before `lengths`, of this pass and the end of the last one."""
+    def _forget(self, layer: int) -> None:
+        for kind in ("queries", "residual"):
+            self._tails.pop((layer, kind), None)
+
+    def _tail(self, layer: int, kind: str, given: Tensor, first: int, lengths: Tensor) -> Tensor:
+        """[R, X, w, D] of `given` [R, X, N, D] at the last w positions, from this pass and the end of the last one."""
         count = self.settings.w_last
         at = strip_positions(lengths, count)
-        rows, heads, _, size = queries.shape
+        rows, heads, _, size = given.shape
 
         def pick(source: Tensor, place: Tensor) -> Tensor:
             index = place.clamp(0, source.shape[2] - 1)[:, None, :, None]
             return source.gather(2, index.expand(rows, heads, count, size))
 
-        tail = pick(queries, at - first)
-        if layer not in self._tails:
+        tail = pick(given, at - first)
+        if (layer, kind) not in self._tails:
             return tail
         before = self.lengths.clamp(max=first)[:, None]
-        earlier = pick(self._tails[layer], at - before + count)
+        earlier = pick(self._tails[layer, kind], at - before + count)
         return torch.where((at < before)[:, None, :, None], earlier, tail)
 
     @staticmethod
-    def _host(heads: Tensor) -> list[float]:
-        """The one read of a layer: memory can be given back only once the host knows which layer's."""
-        values: list[float] = heads.tolist()
-        return values
+    def _host(found: Laziness) -> tuple[list[float], float | None]:
+        """The one read of a layer, means over rows: memory can be given back once the host knows which layer's."""
+        heads = found.ratio.mean(0)
+        if found.error is None:
+            return heads.tolist(), None
+        *ratios, error = torch.cat([heads, found.error.mean()[None]]).tolist()
+        return ratios, error

@@ -40,7 +40,8 @@ class StreamingReport:
     """What the prefill decided.
 
     Args:
-        lazy_layers: in ascending order; ratios: lazy ratio of every judged layer, mean over rows and heads.
+        lazy_layers: in ascending order; ratios: lazy ratio of every judged layer, mean over rows and heads; errors:
+            its change of output (`output_error`), where layers were judged by it.
         kv_bytes: bytes of the store; peak_bytes: the most it held during the prefill; full_kv_bytes: of a store that
             keeps everything.
         prompt_lengths: per row.
@@ -48,6 +49,7 @@ class StreamingReport:
 
     lazy_layers: tuple[int, ...]
     ratios: dict[int, float]
+    errors: dict[int, float]
     kv_bytes: int
     peak_bytes: int
     full_kv_bytes: int
@@ -128,7 +130,7 @@ class StreamingStore(KVStore):
         self.host_lengths = [0] * rows
         self._newest = [-1] * rows
         self.hidden_slots = None
-        self.watch = None
+        self.watch = self.sight = None
 
     @property
     def rows(self) -> int:
@@ -194,13 +196,15 @@ class StreamingStore(KVStore):
 
     def finish(self) -> None:
         """Ends the prefill; the lengths are those of the prompts again."""
-        ratios = self._selection.ratios if self._selection is not None else {}
-        self._selection = None
+        chosen, self._selection = self._selection, None
         self._spare.clear()
         self._newest = [length - 1 for length in self._prompt]
         if self._tell is not None:
-            lazy, known = tuple(sorted(self.lazy.place)), dict(sorted(ratios.items()))
-            self._tell(StreamingReport(lazy, known, self.nbytes, self._peak, self.full_nbytes, self._prompt))
+            lazy, none = tuple(sorted(self.lazy.place)), dict[int, float]()
+            known = (none, none) if chosen is None else (chosen.ratios, chosen.errors)
+            ratios, errors = (dict(sorted(one.items())) for one in known)
+            sizes = (self.nbytes, self._peak, self.full_nbytes)
+            self._tell(StreamingReport(lazy, ratios, errors, *sizes, self._prompt))
 
     def judge(self, layer: int, queries: Tensor, form: LogitForm) -> None:
         """Called behind a layer's attention in the prefill, with its [R, H, N, D] queries: cuts what is lazy."""
@@ -210,8 +214,8 @@ class StreamingStore(KVStore):
         if self._fixed is not None:
             given = [layer] if layer in self._fixed and last else []
         elif layer in self.full.place:
-            keys = self.full.get(layer)[0][:, :, : first + queries.shape[2]]
-            one = selection.look(layer, queries, keys, first, form)
+            keys, values = (part[:, :, : first + queries.shape[2]] for part in self.full.get(layer))
+            one = selection.look(layer, queries, keys, values, first, form, self.sight)
             given = [] if one is None else [one]
         else:
             given = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ __all__ = ["text"]
 
 DEFAULT = "default"
 """Stands for what the pipeline does when nothing is given."""
+NO_POLICY = "none"
 
 
 def text(
@@ -29,6 +31,9 @@ def text(
         str,
         typer.Option(help="E.g. ngram,suffix,ngram+eagle3 (the policy chooses), a model's folder; default: as above."),
     ] = DEFAULT,
+    attention: Annotated[
+        str, typer.Option(help="Also under lossy attention, e.g. none,light_transfer:w_recent=508.")
+    ] = NO_POLICY,
     peers: Annotated[
         str, typer.Option(help="hf_generate, hf_prompt_lookup, hf_assisted; none for no peer.")
     ] = "hf_generate,hf_prompt_lookup,hf_assisted",
@@ -64,7 +69,7 @@ def text(
         if max_new_tokens < 2:
             raise ValueError(f"--max-new-tokens is {max_new_tokens}; the first comes out of the prompt, give >= 2")
         rows = measure(
-            model, tasks, rules, policies, drafters, peers,
+            model, tasks, rules, policies, drafters, attention, peers,
             Sampling(max_new_tokens, temperature, top_k, top_p), batch_size=batch_size, num_prompts=num_prompts,
             repeats=repeats, seed=seed, dtype=dtype, device=device, assistant=assistant,
             assistant_layers=assistant_layers,
@@ -86,6 +91,7 @@ def measure(
     rules: str,
     policies: str,
     drafters: str,
+    attention: str,
     peers: str,
     sampling: Any,
     *,
@@ -99,6 +105,7 @@ def measure(
     assistant_layers: int | None,
 ) -> list[dict[str, Any]]:
     """Rows of the table; arguments as on the command line."""
+    from ..eval.rulespec import parse_rules
     from ..eval.speed import MachineWatch, provenance
     from ..eval.text_runners import text_runner
     from ..eval.text_speed import PLAIN, TextRun, interleave_texts, summarise_texts
@@ -112,6 +119,7 @@ def measure(
     for task in work:
         work[task] = work[task][:num_prompts]
     ours = _configurations(rules, policies, drafters)
+    lossy = [spec for spec in parse_rules(attention) if spec.name != NO_POLICY]
     device = usable_device(device)
     pipe = TextGenerationPipeline.from_pretrained(model, dtype=torch_dtype(dtype), device=device)
     pipe.set_progress_bar_config(disable=True)
@@ -119,6 +127,7 @@ def measure(
     plain = {"rule": PLAIN, "policy": "none", "drafter": "none"}
     runners = [text_runner(pipe, PLAIN, plain, {"rule": PLAIN}, sampling)]
     runners += [text_runner(pipe, label, names, keywords, sampling) for label, names, keywords in ours]
+    runners += [_under(one, pipe.model, spec) for spec in lossy for one in list(runners)]
     runners += _peer_runners(pipe, peers, sampling, batch_size, assistant, assistant_layers)
     rows: list[dict[str, Any]] = []
     record = {
@@ -150,6 +159,7 @@ def measure(
                 if row[key] == DEFAULT:
                     used = row["settings"].get(key, DEFAULT)
                     row[key] = used if isinstance(used, str) else "+".join(used)
+            row.setdefault("attention", NO_POLICY)
             rows.append({**row, **record, "prompts": len(prompts), "machine_watch": watch.as_dict()})
     return rows
 
@@ -191,6 +201,20 @@ def _configurations(rules: str, policies: str, drafters: str) -> list[tuple[str,
                 names = {"rule": rule.text, "policy": policy.text, "drafter": drafter}
                 out.append(("/".join(names.values()), names, keywords))
     return out
+
+
+def _under(runner: Any, model: Any, spec: Any) -> Any:
+    """The runner under a lossy attention policy, which is enabled and taken off outside of what is timed."""
+    from ..eval.text_speed import TextRun, TextRunner
+    from ..integrations.enable import enable
+
+    def run(prompts: Sequence[Any], seeds: Sequence[int]) -> TextRun:
+        with enable(model, attention=spec.name, **spec.settings) as handle:
+            done: TextRun = runner.run(prompts, seeds)
+            share = handle.summary().get("kv_share")
+        return replace(done, guarantee="lossy", settings={**done.settings, "attention": spec.text, "kv_share": share})
+
+    return TextRunner(f"{runner.label}+{spec.text}", run, {**runner.names, "attention": spec.text})
 
 
 def _peer_runners(

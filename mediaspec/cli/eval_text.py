@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -28,7 +28,11 @@ def text(
     scored: Annotated[int, typer.Option(help="Tokens scored at the end of each of them.")] = 512,
     block: Annotated[int, typer.Option(help="Tokens per scoring pass.")] = 16,
     text_file: Annotated[
-        Path | None, typer.Option(help="Held-out text of your own, cut into pieces. Default: made for this project.")
+        str | None,
+        typer.Option(
+            help="Held-out text of your own, cut into pieces, or pydoc, the language documentation inside Python. "
+            "Default: stories and minutes made for this project."
+        ),
     ] = None,
     depths: Annotated[int, typer.Option(help="Needle depths per length, evenly spread; 0 leaves needles out.")] = 5,
     needles: Annotated[int, typer.Option(help="Needles per depth.")] = 2,
@@ -57,15 +61,15 @@ def evaluate(
     texts: int,
     scored: int,
     block: int,
-    text_file: Path | None,
+    text_file: str | None,
     depths: int,
     needles: int,
     dtype: str,
     device: str,
 ) -> dict[str, Any]:
     """The result; arguments as on the command line."""
-    from ..eval.needle import DIGITS, needle_texts
-    from ..eval.perplexity import held_out_ids
+    from ..eval.needle import ANSWER_TOKENS, needle_texts
+    from ..eval.perplexity import held_out_ids, read_text
     from ..eval.rulespec import parse_rules
     from ..eval.speed import provenance
     from ..pipelines.text_generation import TextGenerationPipeline
@@ -77,11 +81,7 @@ def evaluate(
             f"--texts {texts}, --depths {depths}, --needles {needles}, --scored {scored} and --block {block}; ask for "
             f"some text or some depth, and for at least 1 of the others"
         )
-    own = None
-    if text_file is not None:
-        if not text_file.is_file():
-            raise ValueError(f"{text_file} is no file; name a text file")
-        own = text_file.read_text(encoding="utf-8")
+    own = None if text_file is None else read_text(text_file)
     device = usable_device(device)
     pipe = TextGenerationPipeline.from_pretrained(model, dtype=torch_dtype(dtype), device=device)
     pipe.set_progress_bar_config(disable=True)
@@ -96,7 +96,7 @@ def evaluate(
         full: dict[str, Any] | None = None
         for spec in sorted(specs, key=lambda one: one.name != FULL):  # full attention first, to compare with
             with _enabled(pipe.model, spec) as handle:
-                row = _measure(pipe, documents, haystacks, length - scored, block, DIGITS + 7)
+                row = _measure(pipe, documents, haystacks, length - scored, block, ANSWER_TOKENS)
                 summary = None if handle is None else _plain(handle.summary())
             typer.echo(f"{spec.text} at {length} tokens done", err=True)
             rows.append(_row(spec.text, length, row, full, summary))
@@ -105,7 +105,7 @@ def evaluate(
         "rows": rows,
         "settings": {
             "model": model, "texts": texts, "scored": scored, "block": block, "depths": depths, "needles": needles,
-            "text_file": None if text_file is None else str(text_file),
+            "text_file": text_file, "text_sha256": None if own is None else hashlib.sha256(own.encode()).hexdigest(),
         },
         "provenance": provenance(device, pipe.model.dtype, 0),
     }  # fmt: skip

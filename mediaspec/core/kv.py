@@ -77,6 +77,7 @@ class KVStore:
         self.hidden_slots: Tensor | None = None
         self.host_lengths: list[int] = [0] * rows
         self.watch: Callable[..., Any] | None = None  # an `attention.restriction.Watch`, shown every unrestricted pass
+        self.sight: Any = None  # an `attention.output_error.LayerSight` while a pass shows its layers
 
     @property
     def rows(self) -> int:

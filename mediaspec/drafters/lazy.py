@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..attention.lazy_ratio import kept_keys, lazy_ratio
+from ..attention.laziness import JUDGES, weigh
 from ..attention.logits import LogitForm
 from ..attention.restriction import Window
-from ..attention.strip import strip_lse
 from ..core.kv import KVStore, Slots
 from ..core.prompt import TokenPrompt
 from ..core.tree import TreeSpec
@@ -26,8 +25,6 @@ from ..core.types import DecodeState, Draft, Target, TargetOutput, Verdict, Warp
 from ._self_draft import RestrictableTarget, check_restrictable, self_draft
 
 __all__ = ["LazyDrafter"]
-
-TILE = 1024
 
 
 @dataclass
@@ -43,13 +40,14 @@ class LazyDrafter:
     """Drafts with the target's own weights and keys, fewer of them in lazy layers. Needs a `CausalLMTarget`.
 
     A row's layers are judged once, when its text has grown beyond what a lazy layer keeps: its last `w_last` tokens
-    run through the target once more and each layer's share of attention on sink and recent keys is measured. What
-    other rows do has no influence; rows that chose differently share a pass, which then reads a mixed layer whole.
+    run through the target once more, and it is measured how much each layer's output owes to the other keys. Other
+    rows have no influence; rows that chose differently share a pass, which then reads a mixed layer whole.
 
     Args:
         full_layers: P; None: half, rounded up. 0 makes every layer lazy.
         w_sink, w_recent: first and last committed keys a lazy layer reads.
         w_last: queries that judge, at most w_sink + w_recent.
+        judge: "output" or "mass", see `attention.selection.LightTransfer`.
         lazy_layers: a fixed set instead of a choice per row.
         warp: how logits become the law drafts are drawn from; None is the run's own.
 
@@ -68,6 +66,7 @@ class LazyDrafter:
         w_sink: int = 4,
         w_recent: int = 508,
         w_last: int = 32,
+        judge: str = "output",
         lazy_layers: Sequence[int] | None = None,
         warp: Warp | None = None,
     ) -> None:
@@ -81,6 +80,9 @@ class LazyDrafter:
                 f"full_layers={full_layers} with lazy_layers={lazy_layers}; give one of them, full_layers from 0"
             )
         self.full_layers, self.w_sink, self.w_recent, self.w_last = full_layers, w_sink, w_recent, w_last
+        if judge not in JUDGES:
+            raise ValueError(f"judge={judge!r}; write one of {', '.join(map(repr, JUDGES))}")
+        self.judge = judge
         self.lazy_layers = None if lazy_layers is None else frozenset(lazy_layers)
         self.warp = warp
         self._run: _Run | None = None
@@ -101,6 +103,11 @@ class LazyDrafter:
         self.check(state.target)
         if not isinstance(state.condition, TokenPrompt) or state.branches != 1:
             raise ValueError("the lazy drafter drafts text: give the prompts as a TokenPrompt, without guidance")
+        if type(state.cache) is not KVStore:
+            raise ValueError(
+                f"the lazy drafter reads a KVStore with all keys and the target has a {type(state.cache).__name__}: a "
+                f"lossy attention policy is enabled on the model; call handle.remove(), or use another drafter"
+            )
         prompt = state.condition if state.copies is None else state.condition.select(state.copies)
         self._run = _Run(prompt.ids, prompt.lengths, [self.lazy_layers] * state.rows)
 
@@ -141,17 +148,17 @@ class LazyDrafter:
     def _judge(self, state: DecodeState, cache: KVStore, run: _Run, new: list[int]) -> None:
         """Chooses the lazy layers of rows that have none yet; reads from the device once."""
         target: RestrictableTarget = state.target  # type: ignore[assignment]
-        sight = _Sight(cache.lengths, self.w_sink, self.w_recent)
-        before, cache.watch = cache.watch, sight
+        eye = _Eye(cache, self)
+        before, cache.watch = cache.watch, eye
         try:
             target.retrace(self._tail(state, cache, run), cache)
         finally:
             cache.watch = before
-        layers = list(sight.ratios)
+        layers = list(eye.scores)
         full = -(-len(layers) // 2) if self.full_layers is None else self.full_layers
-        ratios = torch.stack([sight.ratios[layer] for layer in layers], 1).tolist() if layers else []
+        scores = torch.stack([eye.scores[layer] for layer in layers], 1).tolist() if layers else []
         for row in new:
-            order = sorted(range(len(layers)), key=lambda place, row=row: (-ratios[row][place], place))  # type: ignore[misc]
+            order = sorted(range(len(layers)), key=lambda place, row=row: (-scores[row][place], place))  # type: ignore[misc]
             run.lazy[row] = frozenset(layers[place] for place in order[: max(len(layers) - full, 0)])
 
     def _tail(self, state: DecodeState, cache: KVStore, run: _Run) -> Tensor:
@@ -163,16 +170,20 @@ class LazyDrafter:
         return torch.where(behind < 0, prompt, written)
 
 
-class _Sight:
-    """Measures the lazy ratio [B] of every layer that a retraced tail goes through."""
+class _Eye:
+    """Scores every layer that a retraced tail goes through: [B], larger for lazier ones."""
 
-    def __init__(self, lengths: Tensor, sink: int, recent: int) -> None:
-        self.lengths, self.sink, self.recent = lengths, sink, recent
-        self.ratios: dict[int, Tensor] = {}
+    def __init__(self, cache: KVStore, drafter: LazyDrafter) -> None:
+        self.cache, self.drafter, self.lengths = cache, drafter, cache.lengths
+        self.scores: dict[int, Tensor] = {}
 
     def __call__(self, layer: int, queries: Tensor, keys: Tensor, slots: Slots, form: LogitForm) -> None:
         if form.window is not None:
             return
-        lse = strip_lse(queries, keys, self.lengths, form, TILE)
-        kept, at = kept_keys(keys, self.lengths, self.sink, self.recent)
-        self.ratios[layer] = lazy_ratio(queries, kept, at, lse, self.lengths, form).mean(1)
+        cache, mine = self.cache, self.drafter
+        values = cache.layer(layer)[1][:, :, : keys.shape[2]]
+        sight = cache.sight
+        residual = None if sight is None else sight.residual
+        kept = mine.w_sink, mine.w_recent
+        found = weigh(mine.judge, queries, keys, values, self.lengths, *kept, form, sight, residual)
+        self.scores[layer] = found.ratio.mean(1) if found.error is None else -found.error

@@ -17,9 +17,11 @@ from transformers import PreTrainedTokenizerBase
 from .text_tasks.documents import prose
 from .text_tasks.words import COLOURS, PLACES
 
-__all__ = ["Needle", "make_needle", "needle_table", "needle_texts"]
+__all__ = ["ANSWER_TOKENS", "Needle", "make_needle", "needle_table", "needle_texts"]
 
 DIGITS = 5
+ANSWER_TOKENS = 12
+"""Tokens written per answer: every digit may be one, and a little more."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ def make_needle(tokenizer: PreTrainedTokenizerBase, length: int, depth: float, s
 
     Args:
         tokenizer: of the model; its chat template is used where it has one.
-        length: tokens of the prompt and the answer at most.
+        length: tokens of the prompt and `ANSWER_TOKENS` at most.
         depth: where the sentence stands, 0 before the first paragraph, 1 behind the last.
         seed: of text, number and place.
 
@@ -50,18 +52,21 @@ def make_needle(tokenizer: PreTrainedTokenizerBase, length: int, depth: float, s
     place = f"{COLOURS[int(draw.random() * len(COLOURS))]} {PLACES[int(draw.random() * len(PLACES))]}"
     needle = f"The secret number of the {place} is {number}."
     count = _counter(tokenizer)
-    frame = count(_prompt(tokenizer, "", place)) + count(needle) + count(f" {number}") + 8
-    room = length - frame
+    room = length - ANSWER_TOKENS - count(_prompt(tokenizer, needle, place))
     paragraphs: list[str] = []
     for paragraph in prose(1_000_000 + seed, length).split("\n\n"):
         room -= count(paragraph + "\n\n")
         if room < 0:
             break
         paragraphs.append(paragraph)
-    if not paragraphs:
-        raise ValueError(f"{length} tokens leave no room for a text around the needle; write a length of at least 256")
-    paragraphs.insert(round(depth * len(paragraphs)), needle)
-    return Needle(_prompt(tokenizer, "\n\n".join(paragraphs), place), number, depth)
+    while paragraphs:  # joined paragraphs may have a few tokens more than they have one by one
+        place_of_needle = round(depth * len(paragraphs))
+        whole = "\n\n".join([*paragraphs[:place_of_needle], needle, *paragraphs[place_of_needle:]])
+        prompt = _prompt(tokenizer, whole, place)
+        if count(prompt) + ANSWER_TOKENS <= length:
+            return Needle(prompt, number, depth)
+        paragraphs.pop()
+    raise ValueError(f"{length} tokens leave no room for a text around the needle; write a length of at least 256")
 
 
 def needle_texts(tokenizer: PreTrainedTokenizerBase, length: int, depths: Sequence[float], each: int) -> list[Needle]:
@@ -74,7 +79,7 @@ def needle_table(needles: Sequence[Needle], write: Callable[[str], str]) -> dict
 
     Args:
         needles: to be asked for.
-        write: `write(prompt)` goes on from the prompt, greedily, by a dozen tokens.
+        write: `write(prompt)` goes on from the prompt, greedily, by `ANSWER_TOKENS`.
 
     Returns:
         right, of, by_depth: depth -> [right, of].

@@ -10,8 +10,10 @@ Letters: C context tokens, N scored tokens, V vocabulary.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from ..core.prompt import TokenPrompt
 from ..targets.causal_lm import CausalLMTarget
 from .text_tasks.documents import prose
 
-__all__ = ["Scores", "change_of_perplexity", "held_out_ids", "perplexity", "score_continuation"]
+__all__ = ["Scores", "change_of_perplexity", "held_out_ids", "perplexity", "read_text", "score_continuation"]
 
 BLOCK = 16
 
@@ -141,6 +143,28 @@ def held_out_ids(tokenizer: PreTrainedTokenizerBase, length: int, count: int, te
             words = int(words * max(1.2, length / max(len(ids), 1)))
         found.append(torch.tensor(ids[:length]))
     return found
+
+
+def read_text(name: str) -> str:
+    """A text by name.
+
+    Args:
+        name: a file, or "pydoc": the documentation of the language that comes with Python, every paragraph once. It is
+            natural English, but another one in every Python version.
+
+    Raises:
+        ValueError: no such file, or a Python without its documentation.
+    """
+    if name != "pydoc":
+        if not Path(name).is_file():
+            raise ValueError(f"{name} is no file; name a text file, or pydoc")
+        return Path(name).read_text(encoding="utf-8")
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise ValueError("this Python came without its documentation (pydoc_data); name a text file") from error
+    paragraphs = (paragraph for topic in sorted(topics) for paragraph in re.split(r"\n\s*\n", topics[topic].strip()))
+    return "\n\n".join(dict.fromkeys(paragraphs))
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -141,11 +141,11 @@ def report(paths: Sequence[str | Path]) -> str:
     if len(bench) == 1 and len(quality) == 1 and pictures:
         parts.append(combined_table(bench[0][1], quality[0][1]))
     for _, rows in bench:
-        table = text_bench_table if rows and "task" in rows[0] else bench_table
-        parts.append(table(rows) + _command(rows[0].get("provenance", {}) if rows else {}))
+        table = text_bench_table(rows) if rows and "task" in rows[0] else bench_table(rows)
+        parts.append(table + _command(rows[0].get("provenance", {}) if rows else {}))
     for _, result in quality:
-        table = text_eval_table if "rows" in result else eval_table
-        parts.append(table(result) + _command(result.get("provenance", {})))
+        table = text_eval_table(result) if "rows" in result else eval_table(result)
+        parts.append(table + _command(result.get("provenance", {})))
     return "\n\n".join(parts)
 
 

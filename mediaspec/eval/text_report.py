@@ -22,7 +22,7 @@ def text_bench_table(rows: Sequence[Row]) -> str:
         cells.append(
             [
                 row["task"],
-                f"`{row['rule']}`",
+                f"`{row['rule']}`" + ("" if row["attention"] == "none" else f" under `{row['attention']}`"),
                 row["policy"],
                 row["drafter"],
                 f"{row['ratio_to_plain']:.2f}x",

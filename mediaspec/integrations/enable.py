@@ -43,7 +43,8 @@ class AttentionHandle:
 
         Returns:
             "attention", "guarantee" ("lossy"), "settings", "enabled", "runs"; and of the latest run, None before it:
-            "lazy_layers", "ratios" (lazy ratio by layer), "kv_bytes", "full_kv_bytes", "kv_share" (their quotient),
+            "lazy_layers", "ratios" (share of attention on what a lazy layer keeps, by layer), "errors" (change of the
+            layer's output without the rest), "kv_bytes", "full_kv_bytes", "kv_share" (their quotient),
             "prefill_peak_share" (the most that was held in the prefill, of full), "prompt_lengths".
         """
         return {**self.policy.summary(), "enabled": self.model is not None}
@@ -105,7 +106,7 @@ def enable(model: PreTrainedModel, *, attention: str, **settings: Any) -> Attent
             are found in every prefill and keep those alone (arXiv:2410.13846). Lossy: texts are no longer the
             model's own; the drafter "lazy" uses the same idea without loss.
         settings: of the policy, see `mediaspec.attention.selection.LightTransfer`: full_layers, w_sink, w_recent,
-            w_last, min_head_ratio, lazy_layers, margin, chunk.
+            w_last, judge, min_head_ratio, lazy_layers, margin, chunk.
 
     Returns:
         A handle with `summary()` and `remove()`.

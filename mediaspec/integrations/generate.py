@@ -101,6 +101,9 @@ def speculative(
     texts per round, some of which are taken back, so it must be a function of the ids and scores it is given. Rows
     advance at their own pace: of the batch it sees, rows it is not asked about hold an earlier text or padding.
 
+    `generate` drops `streamer`, `assistant_model` and `tokenizer` before it calls any loop of its users. Write
+    `token_stream`, `drafter`, and stop strings as `stopping_criteria=[StopStringCriteria(tokenizer, ["..."])]`.
+
     Args:
         model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs: from `generate`.
         drafter: a smaller transformers model of the same tokenizer, a trained head, the folder of either, "ngram",

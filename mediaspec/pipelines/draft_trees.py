@@ -31,7 +31,7 @@ def draft_tree(given: TreeSpec | Sequence[Any] | str | None) -> TreeSpec | None:
     """
     if given is None or isinstance(given, TreeSpec):
         return given
-    wanted = given
+    wanted: Any = given
     if isinstance(given, str):
         try:
             wanted = ast.literal_eval(given)

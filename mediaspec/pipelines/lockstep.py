@@ -106,8 +106,8 @@ def drafting_warp(processors: LogitsProcessorList) -> Warp:
 class StepwiseProcessors:
     """A processor list evaluated at every scored position with the text before it.
 
-    Nobody is asked about a text that cannot be: behind a stop id, or behind a draft that a processor of the list has
-    forbidden. So a grammar that has ended, or was left, is not asked to go on.
+    Nobody is asked about a text that cannot be: behind a stop id, or behind a draft that does not count or that a
+    processor of the list has forbidden. So a grammar that has ended, or was left, is not asked to go on.
 
     Args:
         processors: what `generate` prepared; functions of the ids and scores they are given.
@@ -157,7 +157,7 @@ class StepwiseProcessors:
         texts, paths = self.texts, _paths(draft, scores.shape[1])
         texts.update(state, rows)
         parents = [0] * len(paths) if draft is None else [0, *_parents(draft)]
-        drafted = [] if draft is None else draft.tokens.tolist()
+        drafted, reach = ([], [0] * len(rows)) if draft is None else (draft.tokens.tolist(), draft.lengths.tolist())
         started = state.host_lengths[0] > 0
         open_ = [[not started or last not in self.stop_ids] for last in state.last_token.tolist()]
         done = scores.clone()
@@ -176,7 +176,7 @@ class StepwiseProcessors:
                     for live, row in enumerate(drafted):
                         open_[live].append(open_[live][above] and allowed[live] and row[one - 1] not in self.stop_ids)
                 for live, length in enumerate(state.host_lengths):
-                    if open_[live][one] and length + len(path) < texts.horizon:
+                    if open_[live][one] and len(path) <= reach[live] and length + len(path) < texts.horizon:
                         place = texts.starts[rows[live]] + length + len(path)
                         groups.setdefault((place, rank), {}).setdefault(one, []).append(live)
             for (place, _), nodes in sorted(groups.items()):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -147,7 +147,7 @@ def prepare(asked: Speculation, target: CausalLMTarget, warp: Warp | None = None
     made = Drafting({}, DEFAULT_TOKENS if asked.tokens is None else asked.tokens, asked.tree, _shelf=shelf)
     made.model_name = f"{type(target.model).__name__}:{target.config.num_hidden_layers}x{target.hidden_size}"
     fixed = asked.policy == "fixed" or (asked.policy is None and (asked.tokens is not None or asked.tree is not None))
-    for name, given in _named(asked.drafter, target, fixed, asked.tree is not None):
+    for name, given in _named(asked.drafter, target, fixed, asked.tree is not None, shelf):
         drafter = _make(given, name, target, warp, asked, shelf, made)
         if drafter is None:
             continue
@@ -219,10 +219,12 @@ def _settings(policy: str, made: Drafting, asked: Speculation, chains: Sequence[
     return {} if asked.tokens is None or "lengths" not in takes else {"lengths": list(lengths)}
 
 
-def _named(given: Any, target: CausalLMTarget, fixed: bool, tree: bool) -> list[tuple[str | None, Any]]:
+def _named(
+    given: Any, target: CausalLMTarget, fixed: bool, tree: bool, shelf: dict[str, Any]
+) -> list[tuple[str | None, Any]]:
     """Names (None: to be found) and what they stand for."""
     if given is None:
-        heads = shipped_names(target)
+        heads = _kept(shelf, "shipped", lambda: shipped_names(target))
         names = [*heads, "ngram"] if not tree else heads or ["ngram"]
         return [(None, name) for name in (names[:1] if fixed else names)]
     if isinstance(given, Mapping):
@@ -256,15 +258,18 @@ def _make(
                 f"a drafter object"
             )
         if word in DRAFTERS:
-            takes, settings = inspect.signature(DRAFTERS[word]).parameters, {}
-            if "head" in takes:
-                key = f"head:{word}"
-                settings["head"] = shelf.get(key) or shelf.setdefault(key, shipped_head(word, target))
-            return _drawing(word, settings, warp)
-        given = shelf.get(given) or shelf.setdefault(given, _load(given, target))
+            takes = inspect.signature(DRAFTERS[word]).parameters
+            if "head" not in takes:
+                return make_drafter(word, **({"warp": warp} if warp is not None and "warp" in takes else {}))
+            given = _kept(shelf, f"{word}:{target.device}:{target.model.dtype}", lambda: shipped_head(word, target))
+        else:
+            folder = str(given)
+            given = _kept(shelf, f"{folder}:{target.device}:{target.model.dtype}", lambda: _load(folder, target))
     kind = head_kind(given)
     if kind is not None:
-        return _drawing(kind, {"head": given}, warp)
+        # kept with its head, because a drafter prepares the head's weights once; a run gets a copy that shares them
+        driver = copy.copy(_kept(shelf, f"{kind}@{id(given)}", lambda: make_drafter(kind, head=given)))
+        return driver if warp is None else Warped(driver, warp)
     if isinstance(given, PreTrainedModel):
         small = CausalLMTarget(given, target.num_tokens, vocab_size=target.vocab_size)
         made.models.append(small)
@@ -277,18 +282,17 @@ def _make(
     return given
 
 
-def _drawing(name: str, settings: dict[str, Any], warp: Warp | None) -> Drafter:
-    """A drafter by name that draws from the law of `warp`, None for the run's own."""
-    if warp is None:
-        return make_drafter(name, **settings)
-    if "warp" in inspect.signature(DRAFTERS[name]).parameters:
-        return make_drafter(name, **settings, warp=warp)
-    return Warped(make_drafter(name, **settings), warp)
+def _kept(shelf: dict[str, Any], key: str, make: Callable[[], Any]) -> Any:
+    """What lies on the shelf under a key, made at first."""
+    found = shelf.get(key)
+    return shelf.setdefault(key, make()) if found is None else found
 
 
 def _word(given: Any) -> str:
     """The drafter's name behind a name in any spelling; empty for what is no name."""
-    word = given.lower() if isinstance(given, str) else ""
+    if not isinstance(given, str):
+        return ""
+    word = given if given in DRAFTERS else given.lower()
     return ALIASES.get(word, word)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -29,6 +29,7 @@ from ..core.types import TargetOutput
 from ..models.decoder_step import DecoderStep
 from ..models.linears import PreparedLinears
 from .kv_attention import NAME, KVPass
+from .layer_sight import layers_in_sight
 from .restricted import RestrictedKeys, RestrictedPass
 from .streaming_pass import StreamingPass
 
@@ -136,7 +137,8 @@ class CausalLMTarget:
         logits: Tensor | None = None
         hidden: Tensor | None = None
         features: list[Tensor] = []
-        with self.attached():
+        deciding = streaming is not None and streaming.filling
+        with self.attached(), layers_in_sight(self.model, cache) if deciding else nullcontext():
             for start in range(0, total, chunk):
                 ids = condition.ids[:, start : start + chunk]
                 count = ids.shape[1]
@@ -189,13 +191,15 @@ class CausalLMTarget:
     def retrace(self, tokens: Tensor, cache: KVStore) -> None:
         """Runs the last N committed tokens [R, N] of every row again, writing nothing: for what `cache.watch` sees.
 
+        `cache.sight` is the layer at work meanwhile.
+
         What is computed for rows with fewer than N tokens means nothing; one row at least must have as many.
         """
         lengths, host = cache.lengths, list(cache.host_lengths)
         count = tokens.shape[1]
         cache.rollback((lengths - count).clamp(min=0), [max(length - count, 0) for length in host])
         try:
-            with self.attached():
+            with self.attached(), layers_in_sight(self.model, cache):
                 self._pass(tokens, cache, None, [0] * len(tokens), write=False)
         finally:
             cache.rollback(lengths, host)

@@ -82,13 +82,53 @@ def test_layers_are_those_whose_attention_maps_are_laziest() -> None:
         key = torch.arange(length)
         per_row.append(law[..., (key < SINK) | (key >= length - RECENT)].sum(-1).mean((1, 2)))
     wanted = torch.stack(per_row).mean(0)
-    target, policy = streaming(model, full_layers=2)
+    target, policy = streaming(model, full_layers=2, judge="mass")
     cache, _ = started(target, given)
     report = policy.last
-    assert report is not None and list(report.ratios) == list(range(LAYERS))
+    assert report is not None and list(report.ratios) == list(range(LAYERS)) and not report.errors
     torch.testing.assert_close(torch.tensor(list(report.ratios.values())), wanted, atol=1e-5, rtol=1e-4)
     assert report.lazy_layers == tuple(sorted(wanted.argsort(descending=True)[:4].tolist()))
     assert sorted(cache.lazy.place) == list(report.lazy_layers)
+
+
+@pytest.mark.parametrize("chunk", [16384, 32])
+@pytest.mark.parametrize("family", ["Llama", "Gemma2"])
+def test_layers_are_those_whose_output_changes_least(family: str, chunk: int) -> None:
+    """Against attention maps, values and hidden states of the model's own forward, row by row."""
+    more: dict[str, Any] = dict(layer_types=["full_attention"] * LAYERS) if family == "Gemma2" else {}
+    model = make_model(family, num_hidden_layers=LAYERS, **more)
+    given = prompt([70, 45])
+    plain = CausalLMTarget(model, NEW)
+    dense = plain.new_cache(2, 1)
+    plain.prefill(given, dense)
+    per_row = []
+    for row, length in enumerate(given.host_lengths):
+        with torch.no_grad():
+            output = model(
+                input_ids=given.ids[row : row + 1, :length], output_attentions=True, output_hidden_states=True
+            )
+        key = torch.arange(length)
+        kept = (key < SINK) | (key >= length - RECENT)
+        found = []
+        for layer, law in enumerate(output.attentions):
+            law = law[0, :, -8:]
+            few = law * kept
+            values = dense.values[layer, row, :, :length].repeat_interleave(2, 0)
+            change = ((law - few / few.sum(-1, keepdim=True)) @ values).transpose(0, 1).flatten(1)
+            scale = (law @ values).transpose(0, 1).flatten(1)
+            if family == "Llama":
+                with torch.no_grad():
+                    change = model.model.layers[layer].self_attn.o_proj(change)
+                scale = output.hidden_states[layer][0, -8:]
+            found.append(float((change.norm(dim=1) / scale.norm(dim=1)).mean()))
+        per_row.append(torch.tensor(found))
+    wanted = torch.stack(per_row).mean(0)
+    target, policy = streaming(model, full_layers=4, chunk=chunk, margin=99.0)
+    started(target, given)
+    assert policy.last is not None
+    torch.testing.assert_close(torch.tensor(list(policy.last.errors.values())), wanted, atol=1e-5, rtol=1e-3)
+    assert policy.last.lazy_layers == tuple(sorted(wanted.argsort()[:2].tolist()))
+    assert all(not layer._forward_pre_hooks for layer in model.base_model.layers)
 
 
 @pytest.mark.parametrize("lengths", [[70, 70], [70, 33, 9]])
@@ -151,7 +191,7 @@ def test_a_margin_keeps_layers_until_the_last_pass() -> None:
     """Two chunks must agree, and by how much: ratios of three layers, one to give up."""
 
     def closing(margin: float, *chunks: list[float]) -> list[list[int]]:
-        settings = LightTransfer(w_sink=1, w_recent=2, w_last=2, margin=margin)
+        settings = LightTransfer(w_sink=1, w_recent=2, w_last=2, judge="mass", margin=margin)
         selection = LayerSelection(settings, (0, 1, 2), 2, torch.tensor([99]), 99)
         given = []
         for chunk in chunks:
@@ -298,7 +338,8 @@ def test_what_it_cannot_do_is_refused() -> None:
         target, _ = streaming(model, **wrong)
         with pytest.raises(ValueError, match=word):
             target.new_cache(1, 4)
-    for wrong in (dict(w_recent=0), dict(w_sink=-1), dict(min_head_ratio=2.0), dict(full_layers=1, lazy_layers=(0,))):
+    both: dict[str, Any] = dict(full_layers=1, lazy_layers=(0,))
+    for wrong in (dict(w_recent=0), dict(w_sink=-1), dict(min_head_ratio=2.0), dict(judge="sum"), both):
         with pytest.raises(ValueError):
             LightTransfer(**wrong)
 

@@ -37,7 +37,9 @@ def test_rows_peers_and_files(command, language_model, tmp_path) -> None:
         "plain", "coupled:num_draft_tokens=3/default/ngram", "exact/default/ngram", "hf_generate", "hf_prompt_lookup",
         "hf_assisted",
     ]  # fmt: skip
-    assert [(row["task"], row["label"]) for row in rows] == [(task, one) for task in ("chat", "copy") for one in labels]
+    assert [(row["task"], row["label"]) for row in rows] == [
+        (task, one) for task in ("chat", "copy") for one in labels
+    ]
     by_label = {row["label"]: row for row in rows if row["task"] == "copy"}
     assert by_label["plain"]["ratio_to_plain"] == 1.0 == by_label["plain"]["tokens_per_call"]
     assert by_label[labels[1]]["guarantee"] == "exact-tokens" and by_label[labels[1]]["settings"]["rule"] == "coupled"
@@ -67,6 +69,19 @@ def test_batches_leave_out_peers_that_cannot(command, language_model) -> None:
     assert [row["rule"] for row in rows] == ["plain", "coupled:num_draft_tokens=3", "hf_generate"]
     assert rows[1]["equal_to_plain"] == rows[1]["texts"] == 3  # the coupled rule: plain's tokens for the same seeds
     assert "hf_prompt_lookup is left out" in result.stderr and "hf_assisted is left out" in result.stderr
+
+
+def test_lossy_attention_stands_beside_and_says_so(command, language_model) -> None:
+    lossy = "light_transfer:w_sink=1,w_recent=4,w_last=4"
+    result = command(
+        "bench", "text", "--model", language_model, "--tasks", "copy", "--num-prompts", 1, "--repeats", 1,
+        "--max-new-tokens", 12, "--rules", "plain", "--peers", "none", "--attention", f"none,{lossy}", "--json",
+    )  # fmt: skip
+    plain, lazy = rows_of(result)
+    assert (plain["attention"], lazy["attention"]) == ("none", lossy) and lazy["label"] == f"plain+{lossy}"
+    assert lazy["guarantee"] == "lossy" and 0 < lazy["settings"]["kv_share"] < 1
+    assert plain["equal_to_plain"] == 1 and lazy["texts"] == 1 and "promises" not in result.stderr
+    assert plain["ratio_to_best_peer"] is None and f"under `{lossy}`" in result.stdout
 
 
 @pytest.mark.parametrize(

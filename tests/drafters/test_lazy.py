@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from mediaspec.attention.register import LightTransferPolicy, attach_policy, detach_policy
+from mediaspec.attention.selection import LightTransfer
 from mediaspec.core.engine import Engine
 from mediaspec.core.prompt import TokenPrompt
 from mediaspec.core.tree import TreeSpec
@@ -71,7 +73,7 @@ def test_every_row_is_judged_by_itself(target: CausalLMTarget) -> None:
     given = prompt([40, 25, 3])
 
     def sets(rows: TokenPrompt, seeds: list[int]) -> list[list[int] | None]:
-        drafter, kept = LazyDrafter(2, **SMALL), []
+        drafter, kept = LazyDrafter(2, judge="mass", **SMALL), []
 
         def note(step: Any) -> bool:
             if step.index and len(step.rows) == len(seeds):
@@ -91,6 +93,26 @@ def test_every_row_is_judged_by_itself(target: CausalLMTarget) -> None:
     key = torch.arange(40)
     ratio = law[..., (key < 2) | (key >= 30)].sum(-1).mean((1, 2))
     assert together[0] == sorted(ratio.argsort(descending=True)[:2].tolist())
+
+
+def test_it_judges_by_the_change_of_outputs(target: CausalLMTarget) -> None:
+    """The lossy policy, which is tested against the model's own forward, and the drafter agree on a prompt."""
+    given = prompt([40])
+    policy = LightTransferPolicy(LightTransfer(full_layers=2, **SMALL))
+    attach_policy(target.model, policy)
+    try:
+        decode(target, given, None, Warp(temperature=0.0))
+    finally:
+        detach_policy(target.model, policy)
+    drafter, seen = LazyDrafter(2, **SMALL), []
+
+    def note(step: Any) -> bool:
+        if step.index:
+            seen.append(drafter.lazy_sets())
+        return not step.index
+
+    decode(target, given, drafter, Warp(temperature=0.0), on_round=note)
+    assert policy.last is not None and seen[0] == [list(policy.last.lazy_layers)]
 
 
 def test_drafts_touch_nothing_but_slots_behind_the_text(target: CausalLMTarget) -> None:
@@ -123,7 +145,7 @@ def test_fixed_layers_and_a_law_of_its_own(target: CausalLMTarget) -> None:
 def test_what_it_cannot_draft_for_is_refused(target: CausalLMTarget) -> None:
     assert isinstance(make_drafter("lazy", full_layers=3), LazyDrafter)
     both: dict[str, Any] = dict(full_layers=1, lazy_layers=[0])
-    for wrong in (dict(w_recent=0), dict(w_sink=-1), dict(w_last=99, w_recent=8), both):
+    for wrong in (dict(w_recent=0), dict(w_sink=-1), dict(w_last=99, w_recent=8), dict(judge="sum"), both):
         with pytest.raises(ValueError):
             LazyDrafter(**wrong)
     toy = ToyTarget(vocab_size=7, num_tokens=9)

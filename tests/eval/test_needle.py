@@ -7,7 +7,7 @@ import re
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from mediaspec.eval.needle import DIGITS, make_needle, needle_table, needle_texts
+from mediaspec.eval.needle import ANSWER_TOKENS, DIGITS, make_needle, needle_table, needle_texts
 from tests.pipelines.test_text_generation import make_tokenizer
 
 
@@ -28,7 +28,7 @@ def test_a_needle_stands_at_its_depth_and_the_text_fits(tokenizer: PreTrainedTok
     for depth in (0.0, 0.3, 0.5, 1.0):
         needle = make_needle(tokenizer, 1500, depth, seed=4)
         size = len(tokenizer(needle.prompt)["input_ids"])
-        assert 1200 < size <= 1500 - 1
+        assert 1200 < size <= 1500 - ANSWER_TOKENS
         sentence = re.search(rf"The secret number of the [a-z ]+ is {needle.answer}\.", needle.prompt)
         assert sentence is not None and needle.prompt.count(needle.answer) == 1 and len(needle.answer) == DIGITS
         assert needle.prompt.endswith(sentence.group().removesuffix(f" {needle.answer}."))

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from mediaspec.eval.perplexity import change_of_perplexity, held_out_ids, perplexity, score_continuation
+from mediaspec.eval.perplexity import change_of_perplexity, held_out_ids, perplexity, read_text, score_continuation
 from tests.pipelines.test_text_generation import make_tokenizer
 from tests.targets.test_causal_lm import VOCAB, make_model
 
@@ -57,3 +57,13 @@ def test_held_out_texts_have_the_wanted_lengths_and_differ() -> None:
     assert torch.equal(torch.cat([first, second]), whole)
     with pytest.raises(ValueError, match="100 tokens"):
         held_out_ids(tokenizer, 51, 2, text)
+
+
+def test_the_language_documentation_is_long_and_says_nothing_twice(tmp_path) -> None:
+    pytest.importorskip("pydoc_data.topics")
+    paragraphs = read_text("pydoc").split("\n\n")
+    assert len(paragraphs) > 1500 and len(set(paragraphs)) == len(paragraphs)
+    (tmp_path / "own.txt").write_text("Own words.")
+    assert read_text(str(tmp_path / "own.txt")) == "Own words."
+    with pytest.raises(ValueError, match="is no file"):
+        read_text("missing.txt")

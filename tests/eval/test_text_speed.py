@@ -52,7 +52,7 @@ def test_configurations_take_turns_on_the_same_work() -> None:
 
 
 def test_ratios_are_per_token_paired_and_without_the_prompt() -> None:
-    """Repeat 2 is twice as slow for all; row a decodes twice as fast; peer y beats peer x although its text is longer."""
+    """Repeat 2 is twice as slow for all; row a decodes twice as fast; peer y beats x although its text is longer."""
     log: Log = []
     runners = [
         recorder(PLAIN, [4, 8, 4], log),

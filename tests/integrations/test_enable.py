@@ -72,8 +72,8 @@ def test_the_summary_says_what_was_left_out(model: PreTrainedModel) -> None:
         found = handle.summary()
     assert found["attention"] == "light_transfer" and found["guarantee"] == "lossy" and found["runs"] == 1
     assert len(found["lazy_layers"]) == 2 and sorted(found["ratios"]) == list(range(LAYERS))
-    worst = min(found["ratios"][layer] for layer in found["lazy_layers"])
-    assert all(found["ratios"][layer] <= worst for layer in range(LAYERS) if layer not in found["lazy_layers"])
+    worst = max(found["errors"][layer] for layer in found["lazy_layers"])
+    assert all(found["errors"][layer] >= worst for layer in range(LAYERS) if layer not in found["lazy_layers"])
     assert found["kv_share"] == found["kv_bytes"] / found["full_kv_bytes"] < min(found["prefill_peak_share"], 1)
     assert found["prompt_lengths"] == [60, 45] and found["settings"]["w_recent"] == 10
 

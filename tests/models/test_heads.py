@@ -76,6 +76,8 @@ def test_by_default_shipped_heads_draft_beside_lookup(shipped: Any) -> None:
     assert list(prepare(Speculation(tokens=3), target).drafters) == ["eagle3"]
     named = prepare(Speculation("EAGLE3"), target)
     assert type(named.drafters["eagle3"]) is Eagle3Drafter
-    again = prepare(Speculation("eagle3"), target)
-    assert named.drafters["eagle3"].head is again.drafters["eagle3"].head  # type: ignore[attr-defined]
+    again = prepare(Speculation("eagle3"), CausalLMTarget(shipped, 9))
+    first, second = (one.drafters["eagle3"] for one in (named, again))
+    assert first is not second and first.head is second.head  # type: ignore[attr-defined]
+    assert first._prepared is second._prepared  # type: ignore[attr-defined]
     assert list(prepare(Speculation(), CausalLMTarget(make_model(seed=2), 4)).drafters) == ["ngram"]

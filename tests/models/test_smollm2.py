@@ -1,4 +1,4 @@
-"""The model by name: where it is found, one conversion for all, clear errors; slow: the packaged weights themselves."""
+"""The model by name: where it is found, one conversion for all, clear errors; slow: the packaged weights."""
 
 from __future__ import annotations
 

@@ -36,6 +36,7 @@ from mediaspec.models.longspec import LongSpecHead, last_full_layer
 HELD_OUT_EVERY = 40  # one sequence in so many is never trained on
 LAGS = (1, 2, 3, 4, 5)
 CHUNK = 1024  # rows of logits at a time
+STALL = 60.0  # seconds a step counts at most: a process that was paused does not lose its schedule
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -410,10 +411,10 @@ class Trainer:
     def train(self) -> None:
         options = self.options
         running, tokens = math.nan, 0
-        began = reported = time.time()
-        before = self.seconds
+        began = reported = last = time.time()
         for batch in self.batches():
-            self.seconds = before + time.time() - began
+            now = time.time()
+            self.seconds, last = self.seconds + min(now - last, STALL), now
             progress = self.step / options.steps if options.steps else self.seconds / (60 * options.minutes)
             if progress >= 1:
                 break

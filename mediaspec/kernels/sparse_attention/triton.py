@@ -93,7 +93,7 @@ def sparse_attention(
     kv_heads, capacity = keys.shape[1:3]
     listed = index.shape[-1]
     device = queries.device
-    shape = blocking(queries, heads // kv_heads)
+    shape = blocking(queries, heads // kv_heads, SPLIT)
     pieces = -(-listed // SPLIT) + 1
     out = torch.empty(batch, count, heads, size, dtype=queries.dtype, device=device).transpose(1, 2)
     lse = torch.empty(batch, heads, count, device=device)

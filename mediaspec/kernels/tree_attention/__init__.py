@@ -8,9 +8,9 @@ n cached positions of a row. The keys and values of the new positions stand in s
                       slot  n + i                                   itself, always
     O_i = softmax(scale q_i K^T) V over what it sees                (arXiv:2502.17421, hybrid tree attention)
 
-One kernel serves all three: a chain has no words, plain decoding is a chain of M = 1. Slots are cut into pieces of
-`SPLIT` at multiples of `SPLIT`, whatever M, B and the lengths are, new positions included; the pieces are merged in
-their order. Therefore, with the same kernel, to the last bit:
+One kernel serves all three: a chain has no words, plain decoding is a chain of M = 1. Slots are cut into pieces at
+multiples of `SPLIT` (trees: `TREE_SPLIT`), whatever M, B and the lengths are, new positions included; the pieces are
+merged in their order. Therefore, with the same kernel, to the last bit:
 
 * a position's output does not depend on the positions behind it, on the other rows, or on how many slots C has;
 * a chain's outputs are those of plain decoding, one position at a time;
@@ -30,10 +30,12 @@ from torch import Tensor
 
 from ..backend import choose, launching_on
 
-__all__ = ["MOST", "SPLIT", "Attended", "ancestor_words", "tree_attention"]
+__all__ = ["MOST", "SPLIT", "TREE_SPLIT", "Attended", "ancestor_words", "tree_attention"]
 
-SPLIT = 256
-"""Slots of one piece: 64 KB of 16-bit keys with D = 128, against 2-36 KB of partial results for 4 to 72 rows."""
+SPLIT, TREE_SPLIT = 256, 1024
+"""Slots of one piece. With D = 128 and 16 bits, 256 slots are 128 KB to read, for partial results of 2 KB (plain, 4
+heads for each key head) to 18 KB (9 positions). A tree of 69 positions leaves 138 KB for every piece, so its pieces
+are longer; it has more rows to keep a device busy."""
 
 MOST = 1024
 """New positions of one call: partial outputs take M x H x D floats for every piece."""
@@ -72,8 +74,8 @@ def ancestor_words(mask: Tensor) -> Tensor:
     if mask.dtype != torch.bool or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2]:
         raise ValueError(f"the mask is {mask.dtype} {tuple(mask.shape)}; give bool [..., M, M], ancestors and itself.")
     count = mask.shape[-1]
-    wide = torch.nn.functional.pad(mask, (0, -count % 64)).unflatten(-1, (-1, 64))
-    return (wide.long() << torch.arange(64, device=mask.device)).sum(-1)
+    wide = torch.nn.functional.pad(mask, (0, -count % 64)).unflatten(-1, (-1, 64)).long()
+    return torch.bitwise_left_shift(wide, torch.arange(64, device=mask.device)).sum(-1)
 
 
 def tree_attention(

@@ -83,11 +83,10 @@ def make_case(
 def cases(size: int = 8, device: str = "cpu", seed: int = 0) -> list[Case]:
     """Every switch alone, and together, on ragged rows."""
     chain = make_case(3, [5, 290, 0], 2, 2, size, device=device, seed=seed)
-    tree = make_case(11, [40, 250, 7], 2, 1, size, tree=True, device=device, seed=seed + 1)
-    shared = replace(make_case(70, [3, 60], 1, 1, size, tree=True, device=device, seed=seed + 2), name="shared-tree")
+    tree = make_case(11, [40, 1020], 2, 1, size, tree=True, device=device, seed=seed + 1)
+    shared = make_case(70, [3, 60], 1, 1, size, tree=True, device=device, seed=seed + 2)
     assert shared.words is not None and shared.depths is not None
     shared = replace(shared, words=shared.words[:1], depths=shared.depths[:1])
-    assert chain.keys.shape[2] == 293
     padding = torch.zeros(3, 300, dtype=torch.bool, device=device)
     padding[0, :4] = padding[1, :260] = True
     sinks = torch.tensor([0.5, -1.0, 3.0, 8.0], device=device)

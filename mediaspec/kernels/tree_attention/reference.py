@@ -4,7 +4,7 @@ On the CPU this is the implementation, so the cache is read where it lies: no he
 only the columns that some position does not see are masked. For float32 its products keep the conditions under which
 MKL rounds every row alike, so that chains agree with plain decoding to the last bit:
 
-    enough rows              products with transposed keys of 64, 96, 128, 192, 256 numbers are those of 80 rows from 3,
+    enough rows              products with transposed keys of D = 64, 96, 128, 192, 256 equal those of 80 rows from 3,
                              5, 6, 9, 12 rows on: fewer than max(4, D / 16) are filled up with zeros
     at most 128 summands     values are added up in chunks of 128 slots
     sums a multiple of 16    the slots read are rounded up where the cache has more, and the surplus is masked

@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
 """Split-KV attention over a cache and a draft in Triton.
 
-One program owns one piece of `SPLIT` slots of one key head and a tile of query rows; the G query heads of a key head
+One program owns one piece of the slots of one key head and a tile of query rows; the G query heads of a key head
 and the M positions are packed into rows r = m * G + g. It walks over its piece in blocks of keys with a running
 softmax and writes a partial output and log-sum-exp in float32, which `lse_merge` joins. Row tiles are the fastest grid
 axis: the tiles that share a piece run next to each other, and all but the first find its keys in the L2 cache.
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..lse_merge.triton import launch_merge
 from ..sample.triton import dense
-from . import SPLIT, Attended
+from . import SPLIT, TREE_SPLIT, Attended
 
 __all__ = [
     "attend_block",
@@ -93,15 +93,16 @@ def store_part(
 
 
 @triton.jit
-def _seen_in_draft(words, depths, slot, n, m, count, width, window, TREE: tl.constexpr, WINDOWED: tl.constexpr):
-    """[ROWS, BLOCK] bool: what positions m see of BLOCK consecutive slots."""
+def _seen_in_draft(
+    words, depths, start, slot, n, m, count, width, window, TREE: tl.constexpr, WINDOWED: tl.constexpr
+):  # fmt: skip
+    """[ROWS, BLOCK] bool: what positions m see of the slots from start on."""
     position = n + m
     key_position = slot
     if TREE:
         # a block lies across at most two words; a slot of the prefix has a negative offset
-        offset = tl.min(slot, 0) - n
-        first = offset >> 6
-        at = (offset & 63) + (slot - tl.min(slot, 0))
+        first = (start - n) >> 6
+        at = ((start - n) & 63) + (slot - start)
         row = m < count
         low = tl.load(words + m * width + first, mask=row & (first >= 0) & (first < width), other=0)
         high = tl.load(words + m * width + first + 1, mask=row & (first >= -1) & (first + 1 < width), other=0)
@@ -148,7 +149,7 @@ def _split_kernel(
     for start in range(begin, stop, BLOCK):
         slot = start + tl.arange(0, BLOCK)
         seen = _seen_in_draft(
-            words + b * words_b, depths + b * depths_b, slot, n, m, count, width, window, TREE, WINDOWED
+            words + b * words_b, depths + b * depths_b, start, slot, n, m, count, width, window, TREE, WINDOWED
         )
         if HIDDEN:
             away = tl.load(hidden + b * hidden_b + slot, mask=slot < tl.minimum(n, stop), other=0) != 0
@@ -165,8 +166,8 @@ def _split_kernel(
     )  # fmt: skip
 
 
-def blocking(queries: Tensor, group: int) -> dict[str, int]:
-    """Tile sizes, a function of G, D and the dtype alone.
+def blocking(queries: Tensor, group: int, split: int) -> dict[str, int]:
+    """Tile sizes, a function of G, D and the dtype alone, for pieces of `split` slots.
 
     Rows hold 8 positions of a key head's group, 16 to 64 in all: a draft of up to 7 tokens reads the cache once. A
     tile of rows and a block of keys are at most 16 KB, so two stages of keys and values fit into the 99 KB of shared
@@ -179,7 +180,7 @@ def blocking(queries: Tensor, group: int) -> dict[str, int]:
     most = max(16, min(64, (16384 if queries.element_size() == 2 else 8192) // row_bytes))
     rows = min(most, max(16, triton.next_power_of_2(8 * group)))
     return {
-        "GROUP": group, "SIZE": size, "WIDE": wide, "ROWS": rows, "BLOCK": most, "SPLIT": SPLIT, "num_warps": 4,
+        "GROUP": group, "SIZE": size, "WIDE": wide, "ROWS": rows, "BLOCK": most, "SPLIT": split, "num_warps": 4,
         "num_stages": 2,
     }  # fmt: skip
 
@@ -228,8 +229,9 @@ def tree_attention(
     batch, heads, count, size = queries.shape
     kv_heads, capacity = keys.shape[1:3]
     device = queries.device
-    shape = blocking(queries, heads // kv_heads)
-    pieces = -(-capacity // SPLIT)
+    split = SPLIT if words is None else TREE_SPLIT
+    shape = blocking(queries, heads // kv_heads, split)
+    pieces = -(-capacity // split)
     # [B, M, H, D] in memory: the next projection reads a position's heads side by side
     out = torch.empty(batch, count, heads, size, dtype=queries.dtype, device=device).transpose(1, 2)
     lse = torch.empty(batch, heads, count, device=device)
