@@ -218,6 +218,18 @@ def test_feature_layers_of_any_depth():
     assert default_feature_layers(1) == (0,)
 
 
+def test_another_draft_vocabulary_needs_no_training(tmp_path):
+    head = make_head()
+    table, tokens, features = inputs()
+    before = head(table[tokens], features, places())
+    assert torch.equal(head.restrict(torch.tensor([7, 2, 5]))(table[tokens], features, places()), before)
+    head.save_pretrained(tmp_path)
+    loaded = Eagle3Head.from_pretrained(tmp_path)
+    assert loaded.draft_ids.tolist() == [2, 5, 7] and loaded.config.draft_vocab_size == 3
+    step = loaded.prepare(table, table)
+    assert step.logits(torch.randn(1, 1, 32)).shape == (1, 1, 3)
+
+
 def test_head_is_saved_and_loaded(tmp_path):
     head = make_head(confidence_threshold=0.25)
     table, tokens, features = inputs()

@@ -154,7 +154,8 @@ class Training:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.head.load_state_dict(state["head"])
+        weights = {key: value for key, value in state["head"].items() if key != "draft_ids"}
+        self.head.load_state_dict(weights | {"draft_ids": self.head.draft_ids})
         self.adam.load_state_dict(state["adam"])
         for mine, saved in zip(self.muon.buffers, state["muon"], strict=True):
             mine.copy_(saved)
@@ -267,6 +268,18 @@ def export(head: Eagle3Head, folder: Path) -> None:
 def load_target(folder: str) -> Any:
     """The float32 model; only its last layer, norms and embeddings are read."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+
+
+def draft_vocabulary(shards: Shards, vocab_size: int, size: int, text_share: float, log: Log) -> Tensor:
+    """[W] int64: the most frequent tokens, then the lowest ids (a byte-pair vocabulary lists frequent pairs first).
+
+    A head's weights do not depend on it, so it is chosen anew at every start, from all shards there are.
+    """
+    counts = shards.frequencies(vocab_size, text_share)
+    draft_ids = counts.argsort(descending=True, stable=True)[:size].sort().values
+    covered, seen = float(counts[draft_ids].sum() / counts.sum()), int((counts > 0).sum())
+    log(event="draft vocabulary", size=len(draft_ids), covered=covered, seen=seen)
+    return draft_ids
 
 
 def train(
