@@ -201,6 +201,7 @@ class Engine:
         state.lengths = state.lengths + ends.cut(state, torch.ones_like(state.lengths), 1, active)
         self._sync(state, cache, first, active, ends)
         if horizon > 1:
+            clock.phase("draft")
             pilot.begin(state, output)
         clock.phase(None)
         index = 0
@@ -468,7 +469,7 @@ class Engine:
             accepted_per_position=accepted,
             tested_per_position=tested,
             drift=ledger.drift(),
-            guarantee="exact-tokens" if plain else self.rule.guarantee,
+            guarantee=getattr(self.target, "guarantee", None) or ("exact-tokens" if plain else self.rule.guarantee),
             hellinger_bound=ledger.hellinger_bound(),
             seconds=clock.seconds(),
             arms=pilot.used,

@@ -94,6 +94,12 @@ class Pilot:
             limits = {name: one.max_draft_tokens for name, one in drafters.items() if hasattr(one, "max_draft_tokens")}
             self.policy.begin(list(drafters), model=model, limits=limits)
             arms = self.policy.arms
+            odd = next((arm.rule for arm in arms if arm.rule is not None), None)
+            if odd is not None:
+                raise ValueError(
+                    f"an arm asks for the rule {odd!r}, but a run has one rule; leave it out of the arm and write "
+                    f"rule={odd!r} for the run"
+                )
         trees = [arm.tree for arm in arms if arm.tree is not None] + ([tree] if tree is not None else [])
         self.nodes = max([arm.depth for arm in arms] + [one.num_nodes for one in trees] + [budget if not arms else 0])
         self.depth = max([arm.depth for arm in arms] + [budget if not arms else 0])
@@ -111,14 +117,14 @@ class Pilot:
         """After the prefill."""
         for drafter in self.drafters.values():
             drafter.begin(state, output, self.nodes + 1)
-        self._since = time.perf_counter()
 
     def select(self, rows: Tensor) -> None:
         for drafter in self.drafters.values():
             drafter.select(rows)
 
     def plan(self, state: DecodeState, active: Sequence[int], ends: Ends, context: int) -> Plan:
-        """The next round; `context` is the longest one among the rows in tokens."""
+        """The next round; `context` is the longest one among the rows in tokens. Its time begins here."""
+        self._since = time.perf_counter()
         if self.policy is None:
             return self.fixed
         live = tuple(row for row, over in enumerate(ends.finished(state.host_lengths)) if not over)
@@ -131,7 +137,8 @@ class Pilot:
         label = "plain" if arm.off else f"{arm.drafter}:{arm.depth if arm.tree is None else arm.tree.num_nodes}"
         self.used[label] = self.used.get(label, 0) + 1
         drafter = None if arm.drafter is None else self.drafters[arm.drafter]
-        return Plan(drafter, arm.depth, arm.tree, lengths, choice, live)
+        tree = None if getattr(drafter, "chains_only", False) else arm.tree  # a chain of the same depth instead
+        return Plan(drafter, arm.depth, tree, lengths, choice, live)
 
     def observe(self, state: DecodeState, draft: Draft | None, verdict: Verdict, output: TargetOutput) -> None:
         """Shows a round to every drafter, before its tokens are committed."""
@@ -145,8 +152,7 @@ class Pilot:
             accepted: [B] accepted drafts before any cut by an end.
             room: [B] drafts that could have counted before the row's end.
         """
-        now = time.perf_counter()
-        seconds, self._since = now - self._since, now
+        seconds = time.perf_counter() - self._since
         if plan.choice is None or self.policy is None:
             return
         most = plan.choice.arm.depth

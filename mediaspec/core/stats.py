@@ -40,7 +40,8 @@ class DecodeStats:
         accepted_per_position: how often draft position i was accepted; `tested_per_position`: how often it was tested.
         drift: per row, the accumulated closed-form bound on TV(law of the row, target law); 0 for lossless rules.
         hellinger_bound: per row, the sharper bound where the rule keeps a Hellinger ledger, else None.
-        guarantee: the rule's guarantee, "exact-tokens", "exact-law", "bounded-drift" or "unbounded".
+        guarantee: the rule's guarantee, "exact-tokens", "exact-law", "bounded-drift" or "unbounded"; "lossy" where the
+            target itself runs an approximation (an attention policy).
         seconds: per phase: prefill, draft, target, verify, commit.
         arms: rounds a policy gave to each arm, "drafter:K" or "plain"; empty without a policy.
     """

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..core.pilot import drafter_name
 from ..core.tree import TreeSpec
 from ..core.types import DecodeState, Draft, Drafter, TargetOutput, Verdict, Warp
 
@@ -21,7 +22,7 @@ class Warped:
     """
 
     def __init__(self, drafter: Drafter, warp: Warp) -> None:
-        self.drafter, self.warp = drafter, warp
+        self.drafter, self.warp, self.name = drafter, warp, drafter_name(drafter)
 
     def __getattr__(self, name: str) -> Any:
         if name == "drafter":  # not there yet while a copy is made

@@ -10,6 +10,7 @@ predicts the next token. A row's slots begin `window` positions before the end o
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -228,11 +229,11 @@ class Eagle3Drafter:
         self.check(target)
         model: Any = target.model  # type: ignore[attr-defined]
         for known, device, step in self._prepared:
-            if known is model and device == target.device:
+            if known() is model and device == target.device:
                 return step
         embeddings, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         step = self.head.prepare(embeddings, output, self.dtype)
-        self._prepared[:] = [(model, target.device, step)]
+        self._prepared[:] = [(weakref.ref(model), target.device, step)]
         return step
 
     def _live(self) -> _Run:

@@ -85,6 +85,7 @@ class JacobiDrafter(SchedulerMixin, ConfigMixin):
         'maximal'
     """
 
+    chains_only = True
     needs: frozenset[str] = frozenset({"target_probs", "choices"})
 
     @register_to_config

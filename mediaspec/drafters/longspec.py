@@ -10,6 +10,7 @@ committed token, the root, stands at sequence position r; the target's cache hol
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -81,7 +82,7 @@ class LongSpecDrafter:
             raise ValueError(f"beam={list(beam)}; write the nodes kept per level, such as (4, 8, 8), or None")
         self.head, self.beam, self.dtype = head, None if beam is None else tuple(beam), dtype
         # a list, so that shallow copies (one per run where runs overlap) share what one of them prepares
-        self._prepared: list[tuple[Target, torch.device, LongSpecStep]] = []
+        self._prepared: list[tuple[Any, torch.device, LongSpecStep]] = []
         self._run: _Run | None = None
 
     @property
@@ -138,7 +139,7 @@ class LongSpecDrafter:
                 f"{type(prompt).__name__}; run it through Engine with a CausalLMTarget"
             )
         step = self._step(target)
-        if state.cache.layer(self.head.config.target_layer)[0].shape[2] < max(state.cache.host_lengths):
+        if state.cache.layer(self.head.config.target_layer)[0].shape[2] < state.cache.capacity:
             raise ValueError(
                 f"the target keeps only a window of layer {self.head.config.target_layer}, which this head reads in "
                 f"full; leave the attention policy off, or use another drafter"
@@ -182,13 +183,15 @@ class LongSpecDrafter:
         return self._run
 
     def _step(self, target: Target) -> LongSpecStep:
-        """The prepared head; made once per target and device, so weights changed later need a new drafter."""
-        for known, device, step in self._prepared:
-            if known is target and device == target.device:
-                return step
+        """The prepared head; made once per model and device, so weights changed later need a new drafter."""
         self.check(target)
-        step = self.head.prepare(target.embed, *_output_rows(target, self.head.draft_ids), dtype=self.dtype)
-        self._prepared[:] = [(target, target.device, step)]
+        model: Any = getattr(target, "model", target)
+        for known, device, step in self._prepared:
+            if known() is model and device == target.device:
+                return step
+        embed = target.embed if model is target else model.get_input_embeddings()
+        step = self.head.prepare(embed, *_output_rows(target, self.head.draft_ids), dtype=self.dtype)
+        self._prepared[:] = [(weakref.ref(model), target.device, step)]
         return step
 
     def _catch_up(self, state: DecodeState, run: _Run) -> _Root:

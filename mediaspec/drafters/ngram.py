@@ -62,6 +62,7 @@ class NgramDrafter:
         ([[4, 9, 1, 2]], [4], [3])
     """
 
+    chains_only = True
     needs: frozenset[str] = frozenset()
 
     def __init__(

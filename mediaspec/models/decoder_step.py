@@ -20,11 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .fast_linear import PreparedLinear
+from .fast_linear import PreparedLinear, weights_mark
 
 __all__ = ["DecoderStep"]
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MOST = 48
 """Positions of all rows together up to which prepared matrices are the faster ones (fp16 tiles, 2 cores)."""
 TOLERANCE = 1e-3
@@ -76,20 +77,21 @@ class DecoderStep:
         the families, does not stand on the CPU, or the trial fails (said once)."""
         if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers."):
             return None
-        modules = list(model.modules())
-        if any(one._forward_hooks or one._forward_pre_hooks or hasattr(one, "_hf_hook") for one in modules):
-            return None  # somebody listens to the modules, so they have to run
-        linears = [one for one in modules if isinstance(one, nn.Linear)]
-        mark = tuple(_mark(one.weight) for one in linears)
+        if any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in model.modules()):
+            return None  # somebody listens to the modules or replaced one, so they have to run
+        mark = weights_mark(model)
+        if mark is None:
+            return None
         known = cls._known.get(model)
         if known is None or known[0] != mark:
-            step = cls._made(model, linears)
-            known = cls._known[model] = (mark, step)
+            known = cls._known[model] = (mark, cls._made(model))
         return known[1]
 
     @classmethod
-    def _made(cls, model: Any, linears: list[nn.Linear]) -> DecoderStep | None:
-        plain = all(type(one) is nn.Linear and one.weight.device.type == "cpu" for one in linears)
+    def _made(cls, model: Any) -> DecoderStep | None:
+        products = [getattr(layer.self_attn, name) for layer in model.model.layers for name in PRODUCTS[:4]]
+        products += [getattr(layer.mlp, name) for layer in model.model.layers for name in PRODUCTS[4:]]
+        plain = all(type(one) is nn.Linear for one in (*products, model.lm_head))  # no adapter, no quantized matrix
         if not plain or model.dtype not in (torch.float32, torch.bfloat16):
             return None
         with torch.inference_mode():
@@ -198,7 +200,3 @@ def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, eps)
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x * length.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_() * weight
-
-
-def _mark(weight: Tensor) -> tuple[int, int]:
-    return weight.data_ptr(), 0 if weight.is_inference() else weight._version

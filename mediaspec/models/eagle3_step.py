@@ -151,5 +151,5 @@ class Eagle3Step:
 
 
 def _straight(x: Tensor) -> Tensor:
-    """x over its length; a zero vector gives NaN, a law that no draft survives."""
-    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    """x over its length; zeros, which stand where a row has nothing yet, stay zeros."""
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_(min=1e-12)

@@ -6,12 +6,13 @@ Instances are changed, never classes: a module's own `forward` is shadowed by an
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .fast_linear import PreparedLinear
+from .fast_linear import PreparedLinear, weights_mark
 
 __all__ = ["PreparedLinears"]
 
@@ -20,15 +21,16 @@ MOST = 48
 
 
 class PreparedLinears:
-    """Prepared forms of every `nn.Linear` of a model on the CPU; empty elsewhere.
+    """Prepared forms of every `nn.Linear` of a model on the CPU; nothing where it stands elsewhere.
 
     Args:
-        model: in inference; weights that are changed later are noticed and prepared again at the next `attach`.
+        model: in inference; weights that are changed later are noticed the next time.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(8, 8))
-        >>> linears = PreparedLinears(net)
-        >>> linears.attach(); y = net(torch.ones(1, 8)); linears.detach()
+        >>> with PreparedLinears(net).in_place():
+        ...     "forward" in vars(net[0])
+        True
         >>> "forward" in vars(net[0])
         False
     """
@@ -36,13 +38,9 @@ class PreparedLinears:
     _known: weakref.WeakKeyDictionary[nn.Module, PreparedLinears] = weakref.WeakKeyDictionary()
 
     def __init__(self, model: nn.Module) -> None:
-        # other libraries that place or quantize weights hook modules or subclass nn.Linear: those are left alone
-        self._modules = [
-            weakref.ref(one)
-            for one in model.modules()
-            if type(one) is nn.Linear and "forward" not in vars(one) and not hasattr(one, "_hf_hook")
-        ]
-        self._ready: dict[int, tuple[Any, _Forward]] = {}
+        self._model = weakref.ref(model)
+        self._ready: dict[nn.Linear, _Forward] = {}
+        self._mark: object = None
         self._users = 0
 
     @classmethod
@@ -53,29 +51,40 @@ class PreparedLinears:
             known = cls._known[model] = cls(model)
         return known
 
-    def attach(self) -> None:
-        """Puts the prepared products in place until as many calls of `detach`."""
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """While open, few rows go through the prepared products. The borrower's lock covers entering and leaving."""
+        if self._users == 0:
+            self._prepare()
+            for module, forward in self._ready.items():
+                if not _taken(module):
+                    module.forward = forward  # type: ignore[method-assign]
         self._users += 1
-        if self._users > 1:
-            return
-        for index, reference in enumerate(self._modules):
-            module = reference()
-            if module is None or module.weight.device.type != "cpu" or not module.weight.is_floating_point():
-                continue
-            version = 0 if module.weight.is_inference() else module.weight._version
-            mark = (module.weight.data_ptr(), version, module.weight.dtype)
-            if self._ready.get(index, (None,))[0] != mark:
-                self._ready[index] = (mark, _Forward(module))
-            module.forward = self._ready[index][1]  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if self._users == 0:
+                for module, forward in self._ready.items():
+                    if vars(module).get("forward") is forward:
+                        del module.forward
 
-    def detach(self) -> None:
-        self._users -= 1
-        if self._users:
+    def _prepare(self) -> None:
+        """Makes the products again where a weight has changed."""
+        model = self._model()
+        mark = None if model is None else weights_mark(model)
+        if model is not None and mark is not None and mark == self._mark:
             return
-        for reference in self._modules:
-            module = reference()
-            if module is not None:
-                vars(module).pop("forward", None)
+        self._mark, self._ready = mark, {}
+        if model is not None and mark is not None:
+            # other libraries that place or quantize weights hook modules or subclass nn.Linear: those are left alone
+            linears = [one for one in model.modules() if type(one) is nn.Linear and not _taken(one)]
+            self._ready = {one: _Forward(one) for one in linears if one.weight.is_floating_point()}
+
+
+def _taken(module: nn.Module) -> bool:
+    """Whether another library's `forward` stands in an instance."""
+    return "forward" in vars(module) or hasattr(module, "_hf_hook")
 
 
 class _Forward:

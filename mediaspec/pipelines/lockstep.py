@@ -77,7 +77,7 @@ def split_warp(processors: LogitsProcessorList) -> tuple[LogitsProcessorList, Wa
     rest = list(processors)
     found: dict[str, Any] = {}
     for kind, name in ((known.TopPLogitsWarper, "top_p"), (known.TopKLogitsWarper, "top_k")):
-        if rest and type(rest[-1]) is kind and rest[-1].filter_value == -float("inf"):
+        if rest and type(rest[-1]) is kind and rest[-1].filter_value == -float("inf") and _keeps_one(rest[-1]):
             found[name] = getattr(rest.pop(), name)
     if rest and type(rest[-1]) is known.TemperatureLogitsWarper:
         found["temperature"] = rest.pop().temperature
@@ -85,6 +85,11 @@ def split_warp(processors: LogitsProcessorList) -> tuple[LogitsProcessorList, Wa
         return LogitsProcessorList(rest), Warp(**found)
     except ValueError:  # a value only transformers' own classes allow
         return processors, Warp()
+
+
+def _keeps_one(processor: Any) -> bool:
+    """Whether a truncation keeps no token that its threshold would not: a `Warp` knows no minimum number."""
+    return int(getattr(processor, "min_tokens_to_keep", 1)) == 1
 
 
 def drafting_warp(processors: LogitsProcessorList) -> Warp:

@@ -6,12 +6,12 @@ import difflib
 from typing import Any
 
 from ..core.arm import PLAIN, Arm, make_arms
+from ..core.outcome import Choice, Outcome
 from .base import DraftPolicy
 from .budget import BudgetPolicy, allocate, verify_budget
 from .exp3 import EXP3Policy
 from .fixed import FixedPolicy
 from .hedge import HedgePolicy
-from ..core.outcome import Choice, Outcome
 from .survival import SurvivalPolicy
 from .thompson import ThompsonPolicy
 from .ucb import UCBPolicy

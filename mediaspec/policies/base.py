@@ -40,11 +40,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..core.component import ConfigMixin, SchedulerMixin, register_to_config
 from ..core.arm import Arm, make_arms
+from ..core.component import ConfigMixin, SchedulerMixin, register_to_config
+from ..core.outcome import Choice, Outcome
 from .cost import CostTable
 from .off_switch import OffSwitch
-from ..core.outcome import Choice, Outcome
 from .stream import Stream
 
 __all__ = ["Choice", "DraftPolicy", "Learner", "Outcome", "check_count", "check_number"]

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ..core.component import register_to_config
-from .levels import Levels
 from ..core.outcome import Choice, Outcome
+from .levels import Levels
 from .survival import SurvivalCounts, SurvivalPolicy, level_rates
 
 __all__ = ["BudgetPolicy", "allocate", "verify_budget"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..core.component import register_to_config
-from ..core.tree import TreeSpec
 from ..core.arm import PLAIN, Arm
-from .base import DraftPolicy, Learner, check_count
+from ..core.component import register_to_config
 from ..core.outcome import Choice, Outcome
+from ..core.tree import TreeSpec
+from .base import DraftPolicy, Learner, check_count
 
 __all__ = ["FixedPolicy"]
 

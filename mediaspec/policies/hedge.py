@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.component import register_to_config
+from ..core.outcome import Choice, Outcome
 from .base import DraftPolicy, Learner, check_number
 from .levels import expected_tokens
-from ..core.outcome import Choice, Outcome
 
 __all__ = ["HedgePolicy", "exponential_weights", "normal_hedge_weights"]
 

@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.component import register_to_config
-from ..core.tree import TreeSpec
 from ..core.arm import Arm, make_arms
+from ..core.component import register_to_config
+from ..core.outcome import Choice, Outcome
+from ..core.tree import TreeSpec
 from .base import DraftPolicy, Learner, check_count, check_number
 from .levels import Levels, expected_tokens
 from .off_switch import probe_interval
-from ..core.outcome import Choice, Outcome
 
 __all__ = ["SurvivalCounts", "SurvivalPolicy", "level_rates"]
 

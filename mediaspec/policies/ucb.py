@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.component import register_to_config
-from .base import DraftPolicy, Learner, check_number
 from ..core.outcome import Choice, Outcome
+from .base import DraftPolicy, Learner, check_number
 
 __all__ = ["UCBPolicy", "ucb_radius"]
 

@@ -11,8 +11,9 @@ Letters: R rows (one per sequence), C prompt positions, N positions in one pass,
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -29,6 +30,7 @@ from ..core.types import TargetOutput
 from ..models.decoder_step import DecoderStep
 from ..models.linears import PreparedLinears
 from .kv_attention import NAME, KVPass
+from .lending import Loan
 from .layer_sight import layers_in_sight
 from .restricted import RestrictedKeys, RestrictedPass
 from .streaming_pass import StreamingPass
@@ -90,12 +92,19 @@ class CausalLMTarget:
         self._restricted: RestrictedKeys | None = None
         self.feature_layers: tuple[int, ...] = ()
         self._fast = fast
+        self._loan = Loan.of(model)
         self._step: DecoderStep | None = None
         self._linears = PreparedLinears.of(model) if fast else None
 
     @property
     def device(self) -> torch.device:
         return self._embedding.weight.device
+
+    @property
+    def guarantee(self) -> str | None:
+        """"lossy" where an attention policy is enabled on the model; None: what the acceptance rule guarantees."""
+        policy = policy_of(self.model)
+        return None if policy is None else policy.guarantee
 
     def new_cache(self, rows: int, extra: int) -> KVStore:
         """A store that grows at the prefill, which knows how long the prompts are."""
@@ -130,6 +139,7 @@ class CausalLMTarget:
         if len(condition) != cache.rows:
             raise ValueError(f"the prompt has {len(condition)} rows, the cache {cache.rows}; make both equal")
         total = condition.ids.shape[1]
+        self._check_length(total)
         cache.reserve(cache.capacity + total)
         streaming = cache if isinstance(cache, StreamingStore) else None
         chunk = CHUNK if streaming is None else streaming.begin(condition, CHUNK)
@@ -223,23 +233,29 @@ class CausalLMTarget:
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Lets the model attend through the store while open; every call opens it by itself, a loop may hold it."""
-        if self._attached == 0:
-            before = self.config._attn_implementation
-            self._step = DecoderStep.of(self.model) if self._fast else None
-            self.model.set_attn_implementation(NAME)
-            hook = self.model.get_output_embeddings().register_forward_pre_hook(self._note)
-            if self._step is None and self._linears is not None:
-                self._linears.attach()
-        self._attached += 1
-        try:
-            yield
-        finally:
-            self._attached -= 1
+        with ExitStack() as stack:
             if self._attached == 0:
-                hook.remove()
-                if self._step is None and self._linears is not None:
-                    self._linears.detach()
-                self.model.set_attn_implementation(before)
+                with self._loan.lock:
+                    self._step = DecoderStep.of(self.model) if self._fast else None
+                    stack.enter_context(self._loan.lent())
+                    if self._step is None and self._linears is not None:
+                        stack.enter_context(self._linears.in_place())
+            self._attached += 1
+            try:
+                yield
+            finally:
+                self._attached -= 1
+
+    def _check_length(self, prompt: int) -> None:
+        """Refuses texts longer than a table of learned positions; says where rotations go beyond their training."""
+        most, longest = getattr(self.config, "max_position_embeddings", None), prompt + self.num_tokens
+        if most is None or longest <= most:
+            return
+        what = f"{prompt} prompt and {self.num_tokens} new tokens are {longest} positions, {most} were trained"
+        learned = any(hasattr(self.model.base_model, name) for name in ("wpe", "embed_positions"))
+        if learned:
+            raise ValueError(f"{what} in {type(self.model).__name__}; shorten the prompt or max_new_tokens")
+        warnings.warn(f"{what}; what lies behind them is often nonsense", stacklevel=3)
 
     def _note(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         self._seen = arguments[0]
@@ -278,19 +294,27 @@ class CausalLMTarget:
             ids, places = self._own(tokens), slots.positions.expand_as(tokens)
             logits, hidden, features = self._step(ids, places, kv_pass.store_and_attend, self.feature_layers)
             return TargetOutput(self._sized(logits), hidden, features)
-        layers = self._layers() if self.feature_layers else []
-        heard = [_Ear(layers[index]) for index in self.feature_layers]
-        output = self.model(
-            input_ids=self._own(tokens),
-            attention_mask=self._unmasked,  # four dimensions: the model builds no mask of its own
-            position_ids=slots.positions if len(slots.positions) == len(tokens) else slots.positions.expand_as(tokens),
-            use_cache=True,
-            return_dict=True,
-            **arguments,
-        )
+        heard: list[_Ear] = []
+        with self._loan.lock:
+            note = self.model.get_output_embeddings().register_forward_pre_hook(self._note)
+            try:
+                if self.feature_layers:
+                    layers = self._layers()
+                    heard += (_Ear(layers[index]) for index in self.feature_layers)
+                output = self.model(
+                    input_ids=self._own(tokens),
+                    attention_mask=self._unmasked,  # four dimensions: the model builds no mask of its own
+                    position_ids=slots.positions.expand_as(tokens),
+                    use_cache=True,
+                    return_dict=True,
+                    **arguments,
+                )
+            finally:
+                for ear in (note, *heard):
+                    ear.remove()
         logits, hidden = output.logits, self._seen
         self._seen = None
-        features = torch.cat([ear.close() for ear in heard], -1) if heard else None
+        features = torch.cat([ear.output for ear in heard], -1) if heard else None
         if ends is not None:
             columns = [wanted.index(end) for end in ends] if self._keeps else ends
             at = torch.tensor(columns, device=tokens.device)[:, None, None]
@@ -314,19 +338,17 @@ class CausalLMTarget:
 
 
 class _Ear:
-    """Keeps the output [R, N, D] of one layer's next call."""
+    """Keeps the `output` [R, N, D] of one layer's call until it is removed."""
 
     def __init__(self, layer: nn.Module) -> None:
-        self.heard: Tensor | None = None
-        self.hook = layer.register_forward_hook(self._hear)
+        self.output = torch.empty(0)
+        self._hook = layer.register_forward_hook(self._hear)
 
     def _hear(self, module: nn.Module, given: Any, output: Any) -> None:
-        self.heard = output if isinstance(output, Tensor) else output[0]
+        self.output = output if isinstance(output, Tensor) else output[0]
 
-    def close(self) -> Tensor:
-        self.hook.remove()
-        assert self.heard is not None, "the layer was not called"
-        return self.heard
+    def remove(self) -> None:
+        self._hook.remove()
 
 
 def _check(model: PreTrainedModel, config: Any) -> None:
@@ -336,14 +358,13 @@ def _check(model: PreTrainedModel, config: Any) -> None:
         raise ValueError(
             f"{name} is no decoder-only model with a language modeling head; load an AutoModelForCausalLM"
         )
-    before = config._attn_implementation
-    model.set_attn_implementation(NAME)
-    if config._attn_implementation != NAME:
+    with Loan.of(model).lent():
+        ours = config._attn_implementation == NAME
+    if not ours:
         raise ValueError(
             f"{name} does not call its attention through transformers' AttentionInterface, so its keys cannot be "
             f"kept; use plain generate() or a newer transformers in which the model was moved to that interface"
         )
-    model.set_attn_implementation(before)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - LAYERS
     unusual = [getattr(config, key, None) for key in ("num_kv_shared_layers", "kv_lora_rank")]
     if kinds or any(unusual):

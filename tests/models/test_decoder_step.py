@@ -66,16 +66,6 @@ def test_equals_the_modules(name: str, tree: TreeSpec | None) -> None:
         torch.testing.assert_close(getattr(quick, part), getattr(slow, part), atol=1e-5, rtol=1e-4)
 
 
-def test_changed_weights_are_noticed() -> None:
-    model = made("llama")
-    before = scored(model, True).logits
-    with torch.no_grad():
-        model.model.layers[1].mlp.down_proj.weight.mul_(-1)
-    after = scored(model, True).logits
-    assert not torch.allclose(before, after, atol=1e-3)
-    torch.testing.assert_close(after, scored(model, False).logits, atol=1e-5, rtol=1e-4)
-
-
 def test_it_steps_aside() -> None:
     torch.manual_seed(0)
     gemma = GemmaForCausalLM(GemmaConfig(**SIZES)).eval()
@@ -88,13 +78,44 @@ def test_it_steps_aside() -> None:
     hooked = made("llama")
     hooked.model.layers[0].register_forward_hook(lambda module, given, output: output)
     assert DecoderStep.of(hooked) is None, "somebody listens to the modules"
+    patched = made("llama")
+    patched.model.norm.forward = lambda x: 2 * x
+    assert DecoderStep.of(patched) is None, "an instance computes something else"
+
+
+class Adapted(torch.nn.Linear):
+    """What a low-rank adapter looks like: a weight that is not all it computes."""
+
+
+def test_an_adapter_keeps_its_modules() -> None:
+    model = made("llama")
+    inner = model.model.layers[0].self_attn
+    old = inner.q_proj
+    inner.q_proj = Adapted(old.in_features, old.out_features, bias=False)
+    assert DecoderStep.of(model) is None
+
+
+@pytest.mark.parametrize("how", ["in place", "data", "norm", "bias"])
+def test_any_change_is_noticed(how: str) -> None:
+    model = made("llama with biases")
+    before = scored(model, True).logits
+    with torch.no_grad():
+        if how == "in place":
+            model.model.layers[1].mlp.down_proj.weight.mul_(-1)
+        elif how == "data":
+            model.model.layers[1].self_attn.q_proj.weight.data.mul_(-3)
+        elif how == "norm":
+            model.model.norm.weight = torch.nn.Parameter(3 * model.model.norm.weight)
+        else:
+            model.model.layers[0].self_attn.v_proj.bias.data += 1
+    after = scored(model, True).logits
+    assert not torch.allclose(before, after, atol=1e-3)
+    torch.testing.assert_close(after, scored(model, False).logits, atol=1e-5, rtol=1e-4)
 
 
 def test_a_failed_trial_is_said_and_the_modules_run(caplog: pytest.LogCaptureFixture) -> None:
     model = made("llama")
-    model.model.layers[0].mlp.act_fn = torch.nn.Tanh()
-    inner = model.model.norm.forward
-    model.model.norm.forward = lambda x: 2 * inner(x)  # something the prepared decoder cannot know
+    model.model.norm.variance_epsilon = 3.0  # something the prepared decoder cannot know
     assert DecoderStep.of(model) is None
     assert "own modules" in caplog.text
 

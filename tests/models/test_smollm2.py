@@ -101,6 +101,23 @@ def test_a_failed_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     assert not list((tmp_path / "cache").iterdir())
 
 
+def test_the_pipeline_and_the_command_know_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from mediaspec.cli import app
+    from mediaspec.pipelines.text_generation import TextGenerationPipeline
+    from tests.pipelines.test_text_generation import make_tokenizer
+    from tests.targets.test_causal_lm import make_model
+
+    make_model(num_hidden_layers=1).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    monkeypatch.setenv(smollm2.FOLDER_VARIABLE, str(tmp_path))
+    text = TextGenerationPipeline.from_pretrained("smollm2")("w4 w5", max_new_tokens=3, temperature=0.0).texts[0]
+    arguments = ["generate", "text", "w4 w5", "--model", "smollm2", "--max-new-tokens", "3", "--temperature", "0"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0 and done.stdout.strip() == text
+
+
 @pytest.mark.slow
 def test_the_packaged_model_converts_to_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer

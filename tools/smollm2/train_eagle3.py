@@ -271,13 +271,13 @@ def load_target(folder: str) -> Any:
 
 
 def draft_vocabulary(shards: Shards, vocab_size: int, size: int, text_share: float, log: Log) -> Tensor:
-    """[W] int64: the most frequent tokens, then the lowest ids (a byte-pair vocabulary lists frequent pairs first).
+    """[W] int64 the most frequent tokens.
 
-    A head's weights do not depend on it, so it is chosen anew at every start, from all shards there are.
+    A head's weights do not depend on them, so they are chosen anew at every start, from all shards there are.
     """
     counts = shards.frequencies(vocab_size, text_share)
-    draft_ids = counts.argsort(descending=True, stable=True)[:size].sort().values
-    covered, seen = float(counts[draft_ids].sum() / counts.sum()), int((counts > 0).sum())
+    draft_ids = counts.topk(min(size, vocab_size)).indices.sort().values
+    covered, seen = float(counts[draft_ids].sum() / counts.sum()), int((counts > 1e-3).sum())
     log(event="draft vocabulary", size=len(draft_ids), covered=covered, seen=seen)
     return draft_ids
 
@@ -304,13 +304,7 @@ def train(
     log, path = Log(out / "eagle3.jsonl", 0), out / "eagle3.pt"
     state = torch.load(path, weights_only=True) if resume and path.exists() else None
     size = target.config.hidden_size
-    if state is not None:
-        draft_ids = state["head"]["draft_ids"]
-    else:
-        counts = shards.frequencies(target.config.vocab_size, settings.text_share)
-        draft_ids = counts.topk(min(draft_vocab, len(counts))).indices.sort().values
-        covered = float(counts[draft_ids].sum() / counts.sum())
-        log(event="draft vocabulary", size=len(draft_ids), covered=covered, seen=int((counts > 0.1).sum()))
+    draft_ids = draft_vocabulary(shards, target.config.vocab_size, draft_vocab, settings.text_share, log)
     head = Eagle3Head.from_target(
         target, draft_ids, feature_layers=default_feature_layers(target.config.num_hidden_layers),
         feature_scale=shards.scale(size),
