@@ -92,6 +92,7 @@ def operations(
     batch: int, cached: int, given: argparse.Namespace, impls: list[str]
 ) -> dict[str, tuple[int, dict[str, tuple[Call, int]]]]:
     """Name -> new positions, and implementation -> call and bytes it has to move."""
+    torch.compiler.reset()  # flex_attention is compiled for every shape, and a function may be compiled eight times
     group, dtype = given.heads // given.kv_heads, getattr(torch, given.dtype)
     ours = [impl for impl in impls if impl in ("triton", "reference")]
     peers = [impl for impl in impls if impl not in ours]

@@ -134,7 +134,8 @@ class Pilot:
         if choice.lengths is not None:
             wanted = dict(zip(live, choice.lengths, strict=True))
             lengths = torch.tensor([wanted.get(row, 0) for row in range(state.rows)], device=state.lengths.device)
-        label = "plain" if arm.off else f"{arm.drafter}:{arm.depth if arm.tree is None else arm.tree.num_nodes}"
+        shape = str(arm.depth) if arm.tree is None else f"tree{arm.tree.num_nodes}"
+        label = "plain" if arm.off else f"{arm.drafter}:{shape}"
         self.used[label] = self.used.get(label, 0) + 1
         drafter = None if arm.drafter is None else self.drafters[arm.drafter]
         tree = None if getattr(drafter, "chains_only", False) else arm.tree  # a chain of the same depth instead

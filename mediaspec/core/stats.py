@@ -43,7 +43,7 @@ class DecodeStats:
         guarantee: the rule's guarantee, "exact-tokens", "exact-law", "bounded-drift" or "unbounded"; "lossy" where the
             target itself runs an approximation (an attention policy).
         seconds: per phase: prefill, draft, target, verify, commit.
-        arms: rounds a policy gave to each arm, "drafter:K" or "plain"; empty without a policy.
+        arms: rounds a policy gave to each arm, "drafter:K", "drafter:treeN" or "plain"; empty without a policy.
     """
 
     tokens: int

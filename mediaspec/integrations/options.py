@@ -87,6 +87,8 @@ def resolve(
             near = difflib.get_close_matches(key, CONFIG, 1, cutoff=0.0)[0]
             raise ValueError(f"speculative_config has no key {key!r}; did you mean {near!r}? It takes {list(CONFIG)}")
     ngram = {ours: config[key] for key, ours in CONFIG.items() if ours is not None and key in config}
+    if "min_ngram" in ngram:  # as vLLM: a bound that is not given is no narrower than the other one
+        ngram.setdefault("max_ngram", max(3, ngram["min_ngram"]))
     if max_matching_ngram_size is not None:
         ngram.setdefault("max_ngram", max_matching_ngram_size)
     method = config.get("method", speculative_algorithm)

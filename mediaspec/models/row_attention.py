@@ -6,7 +6,7 @@ positions: guided logits of a 5-layer model differ by 9e-6 in the mean, which fl
 batched products are a function of the row alone under three conditions, which this file keeps (elsewhere they cost
 nothing, and rows agree to rounding as before):
 
-    at least 4 rows          below, other kernels run: fewer are padded with zero rows
+    at least 4 rows          below, other kernels run: fewer are padded with zero rows; heads above 64 need D / 16
     at most 192 summands     longer sums are split in halves: values are summed in chunks of 128 keys
     sums a multiple of 8     the number of keys is rounded up, the surplus is masked
 
@@ -53,7 +53,7 @@ class RowAttention:
 
     def __init__(self, store: LayerSlots, slots: Slots, count: int) -> None:
         rows, heads, capacity, size = store.keys[0].shape
-        self.shape, self.count = (rows, heads, max(count, FEWEST), size), count
+        self.shape, self.count = (rows, heads, max(count, FEWEST, size // 16), size), count
         live = min(-(-slots.live // STEP) * STEP, capacity)
         self.keys = [keys.transpose(1, 2) for keys in _flat(store.keys, live)]
         self.values = _flat(store.values, live)

@@ -212,7 +212,9 @@ class StepwiseProcessors:
         """One call for texts of one length: fills `done` at the given nodes and rows."""
         ids = self.texts.upto(place)
         whole = scores.new_zeros(len(ids), scores.shape[2])
-        asked, at, lives = [], [], []
+        asked: list[int] = []
+        at: list[int] = []
+        lives: list[int] = []
         for node, members in nodes.items():
             path, here = paths[node][0], [rows[live] for live in members]
             if path and draft is not None:

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from ..attention.register import policy_of
 from ..core.arm import Arm, make_arms
 from ..core.pilot import drafter_name
 from ..core.stats import DecodeResult
@@ -34,8 +35,10 @@ from .keywords import nearest
 __all__ = ["DEFAULT_TOKENS", "Drafting", "Speculation", "prepare"]
 
 DEFAULT_TOKENS = 5
-LONGEST = 8
-"""Draft tokens a policy considers at most where nobody named a number."""
+LONGEST, FAR = 8, 4
+"""Draft tokens a policy considers at most where nobody named a number: of a lookup, of anything that computes."""
+SMALL_TREE = TreeSpec.from_widths([2, 1])
+"""Two children, one grandchild each: five scored rows, which a pass over few rows hardly feels."""
 ALIASES = {"prompt_lookup": "ngram", "light_transfer": "lazy", "eagle": "eagle3"}
 
 
@@ -100,11 +103,11 @@ class Drafting:
     def at_work(self, target: CausalLMTarget) -> Iterator[None]:
         """Keeps all models attached for the length of a run; afterwards what the policy learned goes on the shelf."""
         with ExitStack() as stack:
+            if self._key is not None:
+                stack.callback(self._shelf.__setitem__, self._key, self.policy)
             for one in (target, *self.models):
                 stack.enter_context(one.attached())
             yield
-        if self._key is not None:
-            self._shelf[self._key] = self.policy
 
     def remember(self, result: DecodeResult) -> None:
         """Shows finished texts to lookup drafters that keep some."""
@@ -191,7 +194,8 @@ def _choose(made: Drafting, asked: Speculation, fixed: bool, chains: Sequence[st
             )
         return
     settings = _settings(policy or "survival", made, asked, chains)
-    made._key = repr((policy, sorted(made.drafters), sorted(settings.items(), key=lambda item: item[0])))
+    name = policy or "survival"
+    made._key = repr((name, sorted(made.drafters), sorted(settings.items(), key=lambda item: item[0])))
     # taken off the shelf, so that two calls at a time never run one policy
     known = made._shelf.pop(made._key, None)
     made.policy = make_policy(policy or "survival", **settings) if known is None else known
@@ -206,7 +210,7 @@ def _settings(policy: str, made: Drafting, asked: Speculation, chains: Sequence[
         make_policy(policy)  # raises, naming the nearest one
     assert kind is not None
     takes = inspect.signature(kind.__init__).parameters
-    lengths = range(1, longest + 1)
+    lengths: Sequence[int] = range(1, longest + 1)
     if "max_draft_tokens" not in takes:
         lengths = sorted({*(one for one in kind.default_lengths if one <= longest), longest})
     if asked.tree is not None:
@@ -214,9 +218,28 @@ def _settings(policy: str, made: Drafting, asked: Speculation, chains: Sequence[
         arms = [*make_arms(list(made.drafters), lengths)]
         arms += [Arm(name, asked.tree.max_depth, asked.tree) for name in able]
         return {"arms": [arm.to_dict() for arm in arms]}
+    if policy == "survival" and asked.tokens is None:
+        return {"arms": [arm.to_dict() for arm in _usual_arms(made, chains)]}
     if "max_draft_tokens" in takes:
         return {"max_draft_tokens": longest}
     return {} if asked.tokens is None or "lengths" not in takes else {"lengths": list(lengths)}
+
+
+def _usual_arms(made: Drafting, chains: Sequence[str]) -> list[Arm]:
+    """What `survival` chooses among where nobody named a length: lookups, which cost nothing, draft far; whatever
+    computes its drafts drafts less far, or a small tree."""
+    lookups = [name for name in made.drafters if name in chains]
+    others = [name for name in made.drafters if name not in chains]
+    arms = [*make_arms(lookups, range(1, LONGEST + 1))]
+    arms += [arm for arm in make_arms(others, range(1, FAR + 1)) if not arm.off]
+    return arms + [Arm(name, SMALL_TREE.max_depth, SMALL_TREE) for name in others]
+
+
+def _default_heads(target: CausalLMTarget, names: list[str]) -> list[str]:
+    """The trained head that drafts where nobody named a drafter: one, since every further one has to be tried out."""
+    if policy_of(target.model) is not None:  # an attention policy may leave too few keys for a head that reads them
+        names = [name for name in names if name != "longspec"]
+    return names[:1]
 
 
 def _named(
@@ -224,7 +247,7 @@ def _named(
 ) -> list[tuple[str | None, Any]]:
     """Names (None: to be found) and what they stand for."""
     if given is None:
-        heads = _kept(shelf, "shipped", lambda: shipped_names(target))
+        heads = _default_heads(target, _kept(shelf, "shipped", lambda: shipped_names(target)))
         names = [*heads, "ngram"] if not tree else heads or ["ngram"]
         return [(None, name) for name in (names[:1] if fixed else names)]
     if isinstance(given, Mapping):
@@ -249,7 +272,9 @@ def _make(
         if word == "none":
             return None
         if word == "ngram":
-            return NgramDrafter(**{"max_ngram": 3, **asked.ngram})
+            longest = max(asked.ngram.get("max_ngram", 6), asked.ngram.get("min_ngram", 1))
+            # one token alone matches anywhere, and what it foretells is seldom followed
+            return NgramDrafter(**{"max_ngram": longest, "min_ngram": min(2, longest), **asked.ngram})
         if word == "suffix":
             return NgramDrafter(**{"max_ngram": 24, "method": "suffix", **asked.ngram})
         if word in ("model", "jacobi") or (word not in DRAFTERS and not os.path.isdir(given)):

@@ -188,6 +188,10 @@ class TextGenerationPipeline:
     ) -> TextGenerationOutput:
         """Writes texts. A text depends on its prompt, its seed and the settings, never on the rest of the batch.
 
+        Two exceptions: an attention policy (`mediaspec.enable`) chooses for the batch, and under rules that sample by
+        rejection ("exact", the relaxed ones) a policy that measures time chooses among equally lawful texts; name
+        `num_draft_tokens` there for a text that repeats itself.
+
         Args:
             prompt: a text, a chat (a list of {"role", "content"}), or a list of P of either.
             max_new_tokens: for all texts, or one per text.
@@ -234,9 +238,8 @@ class TextGenerationPipeline:
             whole = ids if num_texts_per_prompt == 1 else ids.select(torch.tensor(copies, device=target.device))
             held = Texts(whole.ids, max(limits), 0, whole.host_lengths)
             process = StepwiseProcessors(processors, held, stops, chosen is None or chosen.lossless)
-        ending: Ending = StopAt(stops, torch.tensor(limits))
-        if strings:
-            ending = StopStrings(self.tokenizer, strings, ending)
+        at_ids = StopAt(stops, torch.tensor(limits))
+        ending: Ending = StopStrings(self.tokenizer, strings, at_ids) if strings else at_ids
         watch = Watch(self, len(copies), max(limits), callback_on_step_end, names)
         stream = None if on_text is None else TextStream(self.tokenizer, on_text, len(copies), strings)
 

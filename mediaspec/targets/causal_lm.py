@@ -30,8 +30,8 @@ from ..core.types import TargetOutput
 from ..models.decoder_step import DecoderStep
 from ..models.linears import PreparedLinears
 from .kv_attention import NAME, KVPass
-from .lending import Loan
 from .layer_sight import layers_in_sight
+from .lending import Loan
 from .restricted import RestrictedKeys, RestrictedPass
 from .streaming_pass import StreamingPass
 

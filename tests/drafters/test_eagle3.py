@@ -102,7 +102,7 @@ class Checked(Eagle3Drafter):
         prompts = state.condition if state.copies is None else state.condition.select(state.copies)
         for row, count in enumerate(state.host_lengths):
             # rows beyond the prompts left the batch; their order cannot be told without copies
-            if len(prompts) != state.rows or count >= NEW - budget:
+            if len(prompts) != state.rows or count >= self.target.num_tokens - budget:
                 continue
             before = prompts.ids[row, : prompts.host_lengths[row]]
             tokens = torch.cat([before, state.tokens[row, :count]])
@@ -148,19 +148,18 @@ class Script:
 
 
 @pytest.mark.parametrize("lengths", [[7], [12, 1, 5]], ids=str)
-@pytest.mark.parametrize("room", [64, 5])
+@pytest.mark.parametrize("kept", [64, 0])
 def test_it_follows_rounds_it_did_not_draft(
-    target: CausalLMTarget, lengths: list[int], room: int, monkeypatch: pytest.MonkeyPatch
+    target: CausalLMTarget, lengths: list[int], kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plain rounds, another drafter's chains, trees; `room` 5 makes it read what it kept in between."""
-    monkeypatch.setattr("mediaspec.drafters.eagle3.PENDING", room - 1)
-    other = NgramDrafter()
-    script = Script(
-        PLAIN, Arm("other", 3), PLAIN, Arm("eagle3", 3), Arm("other", 2), Arm("eagle3", 3, TREE), Arm("eagle3", 2)
-    )
+    """Plain rounds, another drafter's chains, trees; with little kept it must read between two drafts of its own."""
+    monkeypatch.setattr("mediaspec.drafters.eagle3.PENDING", kept)
+    mine = (Arm("eagle3", 3), Arm("other", 2), Arm("eagle3", 3, TREE), Arm("eagle3", 2))
+    script = Script(*[PLAIN] * 4, Arm("other", 3), *[PLAIN] * 5, *mine)
+    target = CausalLMTarget(target.model, 20)
     drafter = Checked(make_head(target.model), target)
     given = prompt(lengths)
-    found = decode(target, given, {"other": other, "eagle3": drafter}, policy=script)
+    found = decode(target, given, {"other": NgramDrafter(), "eagle3": drafter}, policy=script)
     assert torch.equal(found.tokens, decode(target, given, None).tokens)
     assert drafter.compared >= len(lengths)
 

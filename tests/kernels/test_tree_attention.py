@@ -329,7 +329,8 @@ def test_other_head_sizes_on_the_device(size, dtype):
 @pytest.mark.gpu
 def test_cases_on_the_device():
     for case in cases(64, device="cuda"):
-        compare(case, ("triton", "reference"))
+        # peaked logits of some 40 carry 2e-5 of rounding into every weight
+        compare(case, ("triton", "reference"), 5e-5)
 
 
 @pytest.mark.gpu

@@ -44,8 +44,8 @@ def test_deterministic_drafts() -> None:
 
 
 def test_independent_children_of_one_law() -> None:
-    """Children drawn with replacement: every rejection leaves [P - Q]_+, and Q stays as it was. The law of a tree whose
-    siblings may be equal, by the same two functions that verify a chain; exact in law at .874 accepted."""
+    """Children drawn with replacement: every rejection leaves [P - Q]_+, and Q stays as it was. The law of a tree with
+    siblings that may be equal, by the same two functions that verify a chain; exact in law at .874 accepted."""
     rule, p, law, accepted, left = make_rule("exact"), P, torch.zeros_like(P), 0.0, 1.0
     for _ in range(INPUTS["iid_children"]):
         a = rule.accepted_mass(p, Q)

@@ -6,7 +6,7 @@ Shards hold packed sequences, N tokens each in all (safetensors):
 
     tokens [N] int32, starts [S + 1] int64 (borders of the sequences), answer [N] uint8 (1: written by the target)
     positions [N] int32: 0, 1, 2, ... or, in every second sequence, jumping by a random offset behind the first four
-        tokens (anchor-offset indices, arXiv:2502.17421, section 4.2), so that large positions are trained with short texts
+        tokens (anchor-offset indices, arXiv:2502.17421, section 4.2): large positions are trained with short texts
     features [N, F * D] fp16: outputs of three decoder layers side by side, the last one before the final norm
     key, value [N, Hkv, Dh] fp16: the last layer's rotated keys and its values
 
@@ -26,6 +26,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
+
+from mediaspec.models.smollm2 import resolve
 
 ANCHORS = 4
 PER_SHARD = 384  # texts
@@ -94,7 +96,7 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(resolve(options.model), dtype=torch.float32).eval()
     collector, limit = Collector(model), model.config.max_position_embeddings
     until = time.time() + 60 * options.follow
     while True:
@@ -132,7 +134,8 @@ def save(collector: Collector, texts: list[dict[str, Any]], file: Path, seed: in
         batch, order = order[-count:], order[:-count]
         for number, part in zip(batch, collector.run([rows[i] for i in batch], [positions[i] for i in batch])):
             parts[number] = part
-    tensors = {key: torch.cat([part[key] for part in parts if part is not None]) for key in ("features", "key", "value")}
+    kept = [part for part in parts if part is not None]
+    tensors = {key: torch.cat([part[key] for part in kept]) for key in ("features", "key", "value")}
     tensors["tokens"] = torch.tensor([token for row in rows for token in row], dtype=torch.int32)
     tensors["positions"] = torch.tensor([place for row in positions for place in row], dtype=torch.int32)
     tensors["answer"] = torch.tensor([one for row in answers for one in row], dtype=torch.uint8)

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mediaspec.core.prompt import TokenPrompt
+from mediaspec.models.smollm2 import resolve
 from mediaspec.targets.causal_lm import CausalLMTarget
 
 KINDS = ("chat", "own", "chat", "edit", "chat", "question")
@@ -86,8 +87,8 @@ def main() -> None:
     known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     rng = random.Random(options.seed + len(known))
     torch.manual_seed(options.seed + len(known))
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(resolve(options.model))
+    model = AutoModelForCausalLM.from_pretrained(resolve(options.model), dtype=torch.float32).eval()
     stop = tokenizer.eos_token_id
     paragraphs = [tokenizer.decode(row["answer"][:-1]) for row in known if row["kind"] in ("own", "chat")][-500:]
     texts = documents(rng)
@@ -131,7 +132,8 @@ def main() -> None:
         if kind in ("own", "chat"):
             paragraphs = (paragraphs + [tokenizer.decode(row[:-1]) for row in answers if len(row) > 40])[-500:]
         made += sum(map(len, answers))
-        print(f"{kind}: {len(answers)} answers, {made} tokens, {made / (time.time() - began):.0f} a second", flush=True)
+        rate = made / (time.time() - began)
+        print(f"{kind}: {len(answers)} answers, {made} tokens, {rate:.0f} a second", flush=True)
 
 
 def _find(row: list[int], part: list[int]) -> int:

@@ -1,7 +1,7 @@
 """What SmolLM2 is asked while it writes the text its draft heads learn from: chat, edits, and questions on documents.
 
-Half of the chat prompts the model writes itself: given the opening of a user's turn it makes one up (arXiv:2406.08464).
-The rest come from templates. The subjects differ from those of `mediaspec bench text`.
+A part of the chat prompts the model writes itself: given the opening of a user's turn it makes one up
+(arXiv:2406.08464). The rest come from templates. The subjects differ from those of `mediaspec bench text`.
 """
 
 from __future__ import annotations

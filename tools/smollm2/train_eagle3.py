@@ -37,6 +37,7 @@ from muon import Muon  # noqa: E402
 from shards import Shards, Slots, pack, pieces  # noqa: E402
 
 from mediaspec.models.eagle3 import Eagle3Head, default_feature_layers, unit  # noqa: E402
+from mediaspec.models.smollm2 import resolve  # noqa: E402
 
 DECAY = 0.8  # weight of every further pass
 CHUNK = 256  # slots whose laws are in memory at once
@@ -267,7 +268,7 @@ def export(head: Eagle3Head, folder: Path) -> None:
 
 def load_target(folder: str) -> Any:
     """The float32 model; only its last layer, norms and embeddings are read."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+    return AutoModelForCausalLM.from_pretrained(resolve(folder), dtype=torch.float32).eval().requires_grad_(False)
 
 
 def draft_vocabulary(shards: Shards, vocab_size: int, size: int, text_share: float, log: Log) -> Tensor:

@@ -32,6 +32,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from mediaspec.models.longspec import LongSpecHead, last_full_layer
+from mediaspec.models.smollm2 import resolve
 
 HELD_OUT_EVERY = 40  # one sequence in so many is never trained on
 LAGS = (1, 2, 3, 4, 5)
@@ -283,7 +284,8 @@ class Trainer:
         torch.manual_seed(options.seed)
         self.path = options.out / "checkpoint.pt"
         saved = torch.load(self.path, weights_only=True) if options.resume and self.path.exists() else None
-        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval().requires_grad_(False)
+        model = AutoModelForCausalLM.from_pretrained(resolve(options.model), dtype=torch.float32).eval()
+        model.requires_grad_(False)
         text = model.config.get_text_config(decoder=True)
         if last_full_layer(text) != text.num_hidden_layers - 1:
             raise ValueError("the shards hold the last layer's keys, which in this target has a sliding window")
