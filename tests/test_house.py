@@ -87,6 +87,7 @@ def test_core_rules_kernels_and_models_import_without(blocked: str) -> None:
         f"import sys; sys.modules[{blocked!r}] = None\n"
         "import mediaspec, mediaspec.core.engine, mediaspec.rules, mediaspec.drafters, mediaspec.targets.llamagen\n"
         "import mediaspec.kernels.sample, mediaspec.kernels.verify_chain, mediaspec.kernels.verify_tree\n"
+        "import mediaspec.kernels.tree_attention, mediaspec.kernels.lse_merge, mediaspec.kernels.sparse_attention\n"
         "import mediaspec.models.llamagen.gpt, mediaspec.models.eagle, mediaspec.policies\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

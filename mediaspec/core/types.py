@@ -75,7 +75,7 @@ class TargetOutput:
 
     Args:
         logits: [R, N, V].
-        hidden: [R, N, D] is the last layer's output before the final norm.
+        hidden: [R, N, D], what `Target.head` reads: the last layer's output, before or behind the final norm.
         features: [R, N, F * D], the outputs of the F layers in `Target.feature_layers` side by side; after a prefill
             they are those of all C prefix positions, [R, C, F * D]. None where no layer was asked for.
     """

@@ -123,7 +123,7 @@ class LazyDrafter:
             state = replace(state, warp=self.warp)
         return self_draft(state, budget, tree, self)
 
-    def observe(self, state: DecodeState, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
+    def observe(self, state: DecodeState, draft: Draft | None, verdict: Verdict, output: TargetOutput) -> None:
         """Nothing to keep."""
 
     def select(self, rows: Tensor) -> None:

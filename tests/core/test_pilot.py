@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -154,3 +155,20 @@ def test_features_of_all_prefix_positions_and_of_every_round(model: Any) -> None
     target.feature_layers = (7,)
     with pytest.raises(ValueError, match="layers"):
         target.score(torch.tensor([[3], [5]]), cache)
+
+
+def test_a_rule_in_an_arm_is_refused(model: Any) -> None:
+    with pytest.raises(ValueError, match="a run has one rule"):
+        decode(model, 1, make_policy("fixed", num_draft_tokens=2, rule="cool_sd"), {"ngram": NgramDrafter()})
+
+
+def test_a_tree_of_a_policy_is_a_chain_for_a_lookup(model: Any) -> None:
+    policy = Scripted((Arm("ngram", 2, TreeSpec((0, 0, 1))), Arm("model", 2, TreeSpec((0, 0, 1)))))
+    mixed = decode(model, 1, policy, drafters(model))
+    assert torch.equal(mixed.tokens, decode(model, 1, None, None).tokens)
+
+
+def test_the_time_of_a_caller_is_nobodys_cost(model: Any) -> None:
+    policy = Scripted((PLAIN,))
+    decode(model, 1, policy, drafters(model), on_round=lambda step: time.sleep(0.05) or True)
+    assert sorted(outcome.seconds for _, outcome in policy.told)[len(policy.told) // 2] < 0.05

@@ -56,8 +56,11 @@ def test_generate_changes_and_is_given_back(model: PreTrainedModel) -> None:
     lossy = model.generate(**ids, **GREEDY)
     assert torch.equal(lossy[:, :61], before[:, :61]), "the first token comes from full attention"
     assert not torch.equal(lossy, before)
-    through = model.generate(**ids, **GREEDY, custom_generate=mediaspec.speculative, drafter="ngram")
-    assert torch.equal(through, lossy), "drafts are verified by the same lossy model"
+    through = model.generate(
+        **ids, **GREEDY, custom_generate=mediaspec.speculative, drafter="ngram", return_dict_in_generate=True
+    )
+    assert torch.equal(through.sequences, lossy), "drafts are verified by the same lossy model"
+    assert through.stats["guarantee"] == "lossy"
     assert torch.equal(model(**ids).logits, logits), "the model itself is not touched"
     handle.remove()
     handle.remove()

@@ -20,12 +20,14 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
+    TopPLogitsWarper,
 )
 from transformers.generation.streamers import BaseStreamer
 
 from mediaspec.drafters import ModelDrafter, NgramDrafter
 from mediaspec.integrations.generate import SpeculativeOutput, speculative
 from mediaspec.integrations.options import Speculation, resolve
+from mediaspec.pipelines.lockstep import split_warp
 from mediaspec.targets.causal_lm import CausalLMTarget
 from tests.integrations.laws import law_of_tokens
 from tests.targets.test_causal_lm import VOCAB, make_model, prompts
@@ -391,3 +393,19 @@ def test_what_cannot_be_honoured_is_refused(settings: dict[str, Any], message: s
         make_model().generate(input_ids=ids, max_new_tokens=4, custom_generate=speculative, **settings)
     with pytest.raises(TypeError, match="drafter is a int"):
         make_model().generate(input_ids=ids, max_new_tokens=4, custom_generate=speculative, drafter=3)
+
+
+def test_a_least_number_of_tokens_stays_with_its_processor() -> None:
+    kept, warp = split_warp(LogitsProcessorList([TopPLogitsWarper(0.1, min_tokens_to_keep=5)]))
+    assert len(kept) == 1 and warp.top_p == 1
+    kept, warp = split_warp(LogitsProcessorList([TopPLogitsWarper(0.1)]))
+    assert len(kept) == 0 and warp.top_p == pytest.approx(0.1)
+
+
+def test_drafters_keep_their_names_under_processors() -> None:
+    model = make_model()
+    settings = {"do_sample": True, "max_new_tokens": 6, "min_p": 0.1, "return_dict_in_generate": True}
+    out = model.generate(
+        input_ids=torch.tensor([[5, 6, 7]]), custom_generate=speculative, drafter=small(), num_draft_tokens=2, **settings
+    )
+    assert out.stats["drafter"] == "model"

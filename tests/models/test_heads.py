@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import re
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from mediaspec.integrations.generate import speculative
 from mediaspec.models import heads
 from mediaspec.models.eagle3 import Eagle3Head
 from mediaspec.models.longspec import LongSpecHead
@@ -81,3 +85,25 @@ def test_by_default_shipped_heads_draft_beside_lookup(shipped: Any) -> None:
     assert first is not second and first.head is second.head  # type: ignore[attr-defined]
     assert first._prepared is second._prepared  # type: ignore[attr-defined]
     assert list(prepare(Speculation(), CausalLMTarget(make_model(seed=2), 4)).drafters) == ["ngram"]
+
+
+def test_a_model_is_freed_after_its_head_has_drafted(shipped: Any) -> None:
+    """What calls keep per model (prepared heads, policies) must not keep the model."""
+    model, reference = make_model(), None
+    reference = weakref.ref(model)
+    for kind in ("eagle3", "longspec"):
+        ids = torch.tensor([[5, 6, 7, 8]])
+        model.generate(input_ids=ids, max_new_tokens=6, do_sample=False, custom_generate=speculative, drafter=kind)
+    del model
+    gc.collect()
+    assert reference() is None
+
+
+def test_what_is_shipped_is_packaged() -> None:
+    """Every file beside the code reaches an installed package."""
+    root = Path(heads.__file__).resolve().parents[1]
+    text = (root.parent / "pyproject.toml").read_text()
+    patterns = re.findall(r'"([^"]+)"', text.split("package-data]", 1)[1].split("]", 1)[0])
+    found = {path for pattern in patterns for path in root.glob(pattern) if path.is_file()}
+    there = {path for path in root.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert not there - found, f"no package-data pattern for {sorted(map(str, there - found))}"
