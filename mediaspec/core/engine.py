@@ -293,8 +293,12 @@ class Engine:
         if copies is not None:
             rows = expand_index(copies, branches)
             cache.select(rows)
-            kept = (output.logits, output.hidden, output.features)
-            output = TargetOutput(*(None if part is None else part.index_select(0, rows) for part in kept))
+            hidden, features = output.hidden, output.features
+            output = TargetOutput(
+                output.logits.index_select(0, rows),
+                None if hidden is None else hidden.index_select(0, rows),
+                None if features is None else features.index_select(0, rows),
+            )
         return cache, output
 
     def _budget(self, num_draft_tokens: int, tree: TreeSpec | None) -> int:

@@ -58,7 +58,7 @@ class PreparedLinears:
             self._prepare()
             for module, forward in self._ready.items():
                 if not _taken(module):
-                    module.forward = forward  # type: ignore[method-assign]
+                    module.forward = forward  # type: ignore[method-assign, assignment]
         self._users += 1
         try:
             yield

@@ -221,7 +221,8 @@ class LongSpecHead(PreTrainedModel):
         """
         text = model.config.get_text_config(decoder=True)
         layer = last_full_layer(text)
-        embedding = model.get_input_embeddings().weight.detach().float()
+        table: Any = model.get_input_embeddings().weight
+        embedding = table.detach().float()
         if draft_ids is not None:
             draft_ids = draft_ids.to(torch.int64).sort().values
             if len(draft_ids.unique()) < len(draft_ids) or not 0 <= int(draft_ids[0]) <= int(draft_ids[-1]) < len(

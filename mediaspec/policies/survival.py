@@ -41,12 +41,13 @@ REMEMBER = 512.0
 """First-level tests that earlier requests count for at most."""
 
 
-def level_rates(now: Levels, before: Levels, optimism: float = 0.0) -> list[float]:
+def level_rates(now: Levels, before: Levels, optimism: float = 0.0, rows: int = 1) -> list[float]:
     """[K] conditional acceptance per level of the running request.
 
     Args:
         now: counts of this request; before: of earlier ones.
         optimism: standard errors added to the request's own rate.
+        rows: of the batch; the mean of B texts strays from earlier ones as little as B times the tests would.
 
     Example:
         >>> counts = Levels(2)
@@ -56,7 +57,7 @@ def level_rates(now: Levels, before: Levels, optimism: float = 0.0) -> list[floa
     """
     tests, weight = sum(now.risk), 2.0
     if sum(before.risk):
-        pool, weight = before.pooled(FIRST_RATE), REQUEST_WEIGHT
+        pool, weight = before.pooled(FIRST_RATE), REQUEST_WEIGHT * rows
         usual = before.conditional([pool] * len(before.risk))
         due = sum(risk * rate for risk, rate in zip(now.risk, usual))
         seen = (sum(now.accept) + weight * pool) / (tests + weight)
@@ -126,7 +127,7 @@ class SurvivalPolicy(DraftPolicy):
         self._longest, self._forget = max_draft_tokens, float(forget)
         self._trees = [TreeSpec(tuple(parents)) for parents in trees]
         self._tokens: list[list[float]] | None = None
-        self._for = -1
+        self._for, self._rows = -1, 1
 
     def _arms(self, drafters: list[str], limits: Mapping[str, int] | None) -> tuple[Arm, ...]:
         return make_arms(drafters, range(1, self._longest + 1), trees=self._trees, limits=limits)
@@ -171,13 +172,15 @@ class SurvivalPolicy(DraftPolicy):
         return now, Levels.of(learner.old_risk[number], learner.old_accept[number])
 
     def _group_tokens(self, number: int, optimism: float) -> list[float]:
-        return expected_tokens(level_rates(*self._levels(number), optimism))
+        return expected_tokens(level_rates(*self._levels(number), optimism, self._rows))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._tokens, self._for = None, -1
 
     def _next(self, memory: Any, rows: tuple[int, ...], costs: list[float]) -> tuple[int, bool]:
+        if len(rows) != self._rows:
+            self._rows, self._tokens = len(rows), None
         index, learning = super()._next(memory, rows, costs)
         if learning or not self._every:
             return index, learning

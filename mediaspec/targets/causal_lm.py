@@ -292,8 +292,8 @@ class CausalLMTarget:
             arguments["logits_to_keep"] = torch.tensor(wanted, device=tokens.device)
         if ends is None and self._step is not None and self._step.serves(*tokens.shape):
             ids, places = self._own(tokens), slots.positions.expand_as(tokens)
-            logits, hidden, features = self._step(ids, places, kv_pass.store_and_attend, self.feature_layers)
-            return TargetOutput(self._sized(logits), hidden, features)
+            step = self._step(ids, places, kv_pass.store_and_attend, self.feature_layers)
+            return TargetOutput(self._sized(step[0]), step[1], step[2])
         heard: list[_Ear] = []
         with self._loan.lock:
             note = self.model.get_output_embeddings().register_forward_pre_hook(self._note)

@@ -101,7 +101,8 @@ class KVPass(Cache):
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float, window: int | None
     ) -> Tensor:
         """`update`, then `attend`."""
-        return self.attend(layer, queries, *self.update(keys, values, layer), scaling, window, None, None)
+        keys, values = self.update(keys, values, layer)
+        return self.attend(layer, queries, keys, values, scaling, window, None, None)
 
     def _place(self, layer: int) -> int:
         """Where the layer stands in `group`."""

@@ -162,6 +162,7 @@ class LlamaGenTarget:
         self.hidden_size: int = config.dim
         self.num_tokens: int = config.block_size
         self.grid: tuple[int, int] | None = (config.grid, config.grid)
+        self.feature_layers: tuple[int, ...] = ()
         self.prefix: int = config.cls_token_num
         self.linear, self.dtype = linear, dtype
         self._version: tuple[object, ...] = ()

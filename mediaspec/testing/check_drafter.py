@@ -121,8 +121,8 @@ class _Watcher:
         self._shapes(state, draft, budget, tree)
         return draft
 
-    def observe(self, state: DecodeState, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
-        if draft.probs is not None:
+    def observe(self, state: DecodeState, draft: Draft | None, verdict: Verdict, output: TargetOutput) -> None:
+        if draft is not None and draft.probs is not None:
             self._tally(draft, verdict)
         self.drafter.observe(state, draft, verdict, output)
 

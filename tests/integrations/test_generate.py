@@ -406,6 +406,10 @@ def test_drafters_keep_their_names_under_processors() -> None:
     model = make_model()
     settings = {"do_sample": True, "max_new_tokens": 6, "min_p": 0.1, "return_dict_in_generate": True}
     out = model.generate(
-        input_ids=torch.tensor([[5, 6, 7]]), custom_generate=speculative, drafter=small(), num_draft_tokens=2, **settings
+        input_ids=torch.tensor([[5, 6, 7]]),
+        custom_generate=speculative,
+        drafter=small(),
+        num_draft_tokens=2,
+        **settings,
     )
     assert out.stats["drafter"] == "model"

@@ -71,12 +71,12 @@ def test_folders(shipped: Any, tmp_path: Path) -> None:
         heads.load_head(tmp_path / "odd", target)
 
 
-def test_by_default_shipped_heads_draft_beside_lookup(shipped: Any) -> None:
+def test_by_default_a_shipped_head_drafts_beside_lookup(shipped: Any) -> None:
     from mediaspec.drafters import Eagle3Drafter
     from mediaspec.pipelines.speculation import Speculation, prepare
 
     target = CausalLMTarget(shipped, 4)
-    assert list(prepare(Speculation(), target).drafters) == ["eagle3", "longspec", "ngram"]
+    assert list(prepare(Speculation(), target).drafters) == ["eagle3", "ngram"]
     assert list(prepare(Speculation(tokens=3), target).drafters) == ["eagle3"]
     named = prepare(Speculation("EAGLE3"), target)
     assert type(named.drafters["eagle3"]) is Eagle3Drafter
