@@ -271,10 +271,9 @@ class Engine:
             path = torch.cat([root, verdict.path.clamp(min=0)], 1)
             cache.commit(path if state.branches == 1 else path.repeat_interleave(state.branches, 0), rows)
         state.lengths = state.lengths + counts
-        room = [end - 1 - length for end, length in zip(ends.host, state.host_lengths, strict=True)]
         grown, drafted, accepted = self._sync(state, cache, verdict.next_token, active, ends, draft, verdict)
         recorder.count(grown, drafted)
-        pilot.learn(plan, accepted, room)
+        pilot.learn(plan, accepted)
         clock.phase(None)
         return verdict
 

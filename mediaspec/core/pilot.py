@@ -41,7 +41,11 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """One round: `drafter` None decodes plainly; `lengths` [B] int64 cuts the drafts of single rows."""
+    """One round: `drafter` None decodes plainly; `lengths` [B] int64 cuts the drafts of single rows.
+
+    What the policy is told afterwards hangs on its `choice`: the live `rows`, and the drafts that could count before
+    the end of each (`room`).
+    """
 
     drafter: Drafter | None
     budget: int
@@ -49,6 +53,7 @@ class Plan:
     lengths: Tensor | None = None
     choice: Choice | None = None
     rows: tuple[int, ...] = ()
+    room: tuple[int, ...] = ()
 
 
 def drafter_name(drafter: Drafter) -> str:
@@ -124,9 +129,9 @@ class Pilot:
 
     def plan(self, state: DecodeState, active: Sequence[int], ends: Ends, context: int) -> Plan:
         """The next round; `context` is the longest one among the rows in tokens. Its time begins here."""
-        self._since = time.perf_counter()
         if self.policy is None:
             return self.fixed
+        self._since = time.perf_counter()
         live = tuple(row for row, over in enumerate(ends.finished(state.host_lengths)) if not over)
         ready = [name for name, one in self.drafters.items() if not hasattr(one, "ready") or one.ready(state)]
         choice = self.policy.choose([active[row] for row in live], context, ready)
@@ -139,26 +144,22 @@ class Pilot:
         self.used[label] = self.used.get(label, 0) + 1
         drafter = None if arm.drafter is None else self.drafters[arm.drafter]
         tree = None if getattr(drafter, "chains_only", False) else arm.tree  # a chain of the same depth instead
-        return Plan(drafter, arm.depth, tree, lengths, choice, live)
+        room = tuple(ends.host[row] - 1 - state.host_lengths[row] for row in live)
+        return Plan(drafter, arm.depth, tree, lengths, choice, live, room)
 
     def observe(self, state: DecodeState, draft: Draft | None, verdict: Verdict, output: TargetOutput) -> None:
         """Shows a round to every drafter, before its tokens are committed."""
         for drafter in self.drafters.values():
             drafter.observe(state, draft, verdict, output)
 
-    def learn(self, plan: Plan, accepted: Sequence[int], room: Sequence[int]) -> None:
-        """Tells the policy what a round gave, on the host after its sync.
-
-        Args:
-            accepted: [B] accepted drafts before any cut by an end.
-            room: [B] drafts that could have counted before the row's end.
-        """
-        seconds = time.perf_counter() - self._since
+    def learn(self, plan: Plan, accepted: Sequence[int]) -> None:
+        """Tells the policy what a round gave, on the host after its sync: [B] accepted drafts before any cut."""
         if plan.choice is None or self.policy is None:
             return
+        seconds = time.perf_counter() - self._since
         most = plan.choice.arm.depth
         mine = [accepted[row] for row in plan.rows]
-        limit = [max(min(most, room[row]), got) for row, got in zip(plan.rows, mine, strict=True)]
+        limit = [max(min(most, room), got) for room, got in zip(plan.room, mine, strict=True)]
         cut = limit if min(limit, default=most) < most else None
         self.policy.observe(plan.choice, Outcome(mine, seconds, cut))
 
