@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.guidance import expand_index, expand_rows, split_branches
@@ -21,7 +20,8 @@ from ..core.kv import KVStore, Slots, shared_length
 from ..core.tree import TreeSpec
 from ..core.types import DecodeState, Draft, Target, TargetOutput, Verdict
 from ._draw import Numbers, draft_lengths, draft_steps, joined_chain, per_branch
-from ._levels import Level, expand_children, tree_levels
+from ._levels import expand_children, tree_levels
+from ._slots import chain_slots, level_slots
 
 __all__ = ["DraftHead", "DraftStep", "EagleDrafter"]
 
@@ -209,7 +209,7 @@ class EagleDrafter:
         nothing, undrafted positions are not computed either.
         """
         steps = draft_steps(state, budget)
-        numbers, slots = Numbers(state, steps), _chain_slots(run.store, steps - 1)
+        numbers, slots = Numbers(state, steps), chain_slots(run.store, steps - 1)
         threshold = float(getattr(self.head.config, "confidence_threshold", 0.0))
         weighing = threshold > 0 and steps > 1
         drawn = [numbers.draw(state, self._laws(state, run, hidden), 0, need_probs=weighing)]
@@ -238,43 +238,10 @@ class EagleDrafter:
             if depth:
                 fed = expand_rows(tokens[-1].index_select(1, level.among_siblings), run.branches)
                 parents = hidden.index_select(1, level.parents)
-                hidden = run.step(fed, parents, run.store, _level_slots(run.store, level, depth - 1))
+                hidden = run.step(fed, parents, run.store, level_slots(run.store, level, depth - 1))
             drawn = numbers.draw(state, self._laws(state, run, hidden), depth, level.width)
             tokens.append(expand_children(drawn.tokens, level))
             if drawn.probs is not None:
                 laws.append(drawn.probs)
         lengths = draft_lengths(state, tree.max_depth)
         return Draft(torch.cat(tokens, 1), lengths, torch.cat(laws, 1) if laws else None, tree)
-
-
-def _chain_slots(store: KVStore, count: int) -> list[Slots]:
-    """The `count` slots behind the committed ones, one per row and draft step; a step sees the earlier ones."""
-    longest, aligned = max(store.host_lengths), shared_length(store.host_lengths) is not None
-    order = torch.arange(count, device=store.lengths.device)
-    positions = (store.lengths[:, None] + order).split(1, 1) if count else ()
-    if aligned:
-        return [Slots(longest + i, None, where, longest + i + 1, None) for i, where in enumerate(positions)]
-    closed = torch.arange(longest + count, device=order.device) > store.lengths[:, None] + order[:, None, None]
-    mask = torch.zeros(closed.shape, dtype=store.keys.dtype, device=order.device).masked_fill_(closed, float("-inf"))
-    return [
-        Slots(None, where[:, None, :, None], where, longest + i + 1, mask[i, :, None, None, : longest + i + 1])
-        for i, where in enumerate(positions)
-    ]
-
-
-def _level_slots(store: KVStore, level: Level, depth: int) -> Slots:
-    """Slots of one tree level: inner nodes lie one after another behind the committed ones and see their ancestors."""
-    longest, count = max(store.host_lengths), level.ancestors.shape[0]
-    inside = level.first + count
-    positions = (store.lengths + depth)[:, None].expand(-1, count)
-    closed = ~level.ancestors
-    if shared_length(store.host_lengths) is not None:
-        mask = torch.zeros(closed.shape, dtype=store.keys.dtype, device=closed.device)
-        mask = F.pad(mask.masked_fill_(closed, float("-inf")), (longest, 0))
-        return Slots(longest + level.first, None, positions, longest + inside, mask[None, None])
-    offset = torch.arange(longest + inside, device=closed.device) - store.lengths[:, None]
-    inner = offset.clamp(0, inside - 1)
-    hidden = (offset >= inside)[:, None] | ((offset >= 0)[:, None] & closed[:, inner].transpose(0, 1))
-    mask = torch.zeros(hidden.shape, dtype=store.keys.dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
-    index = store.lengths[:, None] + level.first + torch.arange(count, device=closed.device)
-    return Slots(None, index[:, None, :, None], positions, longest + inside, mask[:, None])

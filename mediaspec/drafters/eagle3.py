@@ -24,7 +24,7 @@ from ..core.types import DecodeState, Draft, Target, TargetOutput, Verdict
 from ._draw import draft_lengths, draft_steps
 from ._levels import expand_children, tree_levels
 from ._reduced import ReducedNumbers
-from .eagle import _chain_slots, _level_slots
+from ._slots import chain_slots, level_slots
 
 __all__ = ["Eagle3Drafter", "FeatureHead", "FeatureStep"]
 
@@ -292,7 +292,7 @@ class Eagle3Drafter:
         nothing, undrafted positions are not computed either.
         """
         steps = draft_steps(state, budget)
-        numbers, slots = ReducedNumbers(state, steps, run.step.draft_ids), _chain_slots(run.store, steps - 1)
+        numbers, slots = ReducedNumbers(state, steps, run.step.draft_ids), chain_slots(run.store, steps - 1)
         weighing = self.confidence > 0 and steps > 1
         logits, survival = run.step.logits(newest), torch.zeros_like(state.lengths, dtype=torch.float32)
         drawn, lengths = [numbers.draw(logits, 0)], torch.ones_like(state.lengths)
@@ -318,7 +318,7 @@ class Eagle3Drafter:
             if depth:
                 fed = tokens[-1].index_select(1, level.among_siblings)
                 parents = newest.index_select(1, level.parents)
-                newest = run.step(fed, parents, run.store, _level_slots(run.store, level, depth - 1))
+                newest = run.step(fed, parents, run.store, level_slots(run.store, level, depth - 1))
             drawn = numbers.draw(run.step.logits(newest), depth, level.width)
             tokens.append(expand_children(drawn.tokens, level))
             laws.append(drawn.law)
