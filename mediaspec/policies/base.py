@@ -69,10 +69,10 @@ class _Memory:
     learner: Learner
     stream: Stream
     rounds: int = 0
-    warm: int = 0
     used: int = 0
     drafter: str | None = None
-    anchors: list[int] = field(default_factory=list)
+    measures: bool = False
+    anchors: list[int] = field(default_factory=list)  # arms that are still to be measured first
     idle: frozenset[int] = frozenset()
 
 
@@ -261,13 +261,14 @@ class DraftPolicy(SchedulerMixin, ConfigMixin):
             models.append(
                 {
                     "model": model, "arms": [arm.to_dict() for arm in arms],
-                    "rounds": memory.rounds, "warm": memory.warm, "used": memory.used, "drafter": memory.drafter,
+                    "rounds": memory.rounds, "used": memory.used, "drafter": memory.drafter,
+                    "anchors": list(memory.anchors),
                     "drawn": memory.stream.drawn, "learner": asdict(memory.learner),
                     "costs": memory.costs.state_dict(), "switch": memory.switch.state_dict(),
                 }
             )  # fmt: skip
         here = next((i for i, memory in enumerate(self._models.values()) if memory is self._memory), None)
-        return {"policy": self.name, "version": 1, "models": models, "current": here}
+        return {"policy": self.name, "version": 2, "models": models, "current": here}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues exactly where `state_dict` was taken.
@@ -275,15 +276,16 @@ class DraftPolicy(SchedulerMixin, ConfigMixin):
         Raises:
             ValueError: the state is of another policy or damaged.
         """
-        if not isinstance(state, Mapping) or state.get("policy") != self.name or state.get("version") != 1:
+        if not isinstance(state, Mapping) or state.get("policy") != self.name or state.get("version") != 2:
             found = state.get("policy") if isinstance(state, Mapping) else state
-            raise ValueError(f"this is not a state of policy {self.name!r} (version 1) but of {found!r}")
+            raise ValueError(f"this is not a state of policy {self.name!r} (version 2) but of {found!r}")
         self._models, self._memory = {}, None
         try:
             for saved in state["models"]:
                 self._enter(str(saved["model"]), tuple(Arm.from_dict(arm) for arm in saved["arms"]))
                 memory = self._now()
-                memory.rounds, memory.warm, memory.used = (int(saved[key]) for key in ("rounds", "warm", "used"))
+                memory.rounds, memory.used = (int(saved[key]) for key in ("rounds", "used"))
+                memory.anchors = [int(index) for index in saved["anchors"]]
                 memory.drafter, memory.stream.drawn = saved["drafter"], int(saved["drawn"])
                 memory.learner = self._restored(memory.learner, saved["learner"])
                 memory.costs.load_state_dict(saved["costs"])
@@ -344,18 +346,19 @@ class DraftPolicy(SchedulerMixin, ConfigMixin):
             costs = CostTable(arms, self._costs)
             switch = OffSwitch(len(arms), costs.plain, self._every if self.adaptive and self.switching else 0)
             memory = _Memory(arms, costs, switch, Learner(), Stream(self._seed))
-            memory.anchors = costs.anchors() if self.adaptive and self._costs is None and len(arms) > 1 else []
+            memory.measures = self.adaptive and self._costs is None and len(arms) > 1
+            memory.anchors = costs.anchors() if memory.measures else []
             self._models[model, arms] = self._memory = memory
             memory.learner = self._fresh()
         self._memory = memory
 
     def _next(self, memory: _Memory, rows: tuple[int, ...], costs: list[float]) -> tuple[int, bool]:
         """Index of the arm, and whether the round is there to learn."""
-        if memory.warm < len(memory.anchors) and memory.anchors[memory.warm] not in memory.idle:
-            memory.warm += 1
-            return memory.anchors[memory.warm - 1], True
+        place = next((number for number, arm in enumerate(memory.anchors) if arm not in memory.idle), None)
+        if place is not None:  # one that waits for a match does not hold up the others
+            return memory.anchors.pop(place), True
         plain = memory.costs.plain
-        if memory.anchors and plain is not None and memory.rounds - memory.used >= REFRESH:
+        if memory.measures and plain is not None and memory.rounds - memory.used >= REFRESH:
             return plain, True
         probe = memory.switch.probe(costs)
         if probe is not None and probe not in memory.idle:

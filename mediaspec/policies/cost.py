@@ -67,6 +67,7 @@ class CostTable:
                 )
         self.shape = shape
         self.switch = [0.0] * len(self.groups)
+        self._entries = [0] * len(self.groups)
         self._cells: dict[tuple[int, int], _Cells] = {}
 
     def costs(self, rows: int, length: int) -> list[float]:
@@ -88,7 +89,8 @@ class CostTable:
         count, mean, group = cells.count[arm], cells.mean[arm], self.member[arm]
         if entering and count > 1:
             extra = min(max(seconds - mean, 0.0), OUTLIER * mean)
-            self.switch[group] += (extra - self.switch[group]) / 8
+            self._entries[group] += 1
+            self.switch[group] += (extra - self.switch[group]) / min(self._entries[group], 8)
             return
         if count == 0:
             cells.mean[arm] = seconds
@@ -111,10 +113,11 @@ class CostTable:
             {"bucket": list(key), "count": list(one.count), "mean": list(one.mean), "shape": list(one.shape)}
             for key, one in self._cells.items()
         ]
-        return {"switch": list(self.switch), "cells": cells}
+        return {"switch": list(self.switch), "entries": list(self._entries), "cells": cells}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.switch = [float(extra) for extra in state["switch"]]
+        self._entries = [int(count) for count in state["entries"]]
         self._cells = {}
         for saved in state["cells"]:
             cells = _Cells([float(cost) for cost in saved["shape"]])

@@ -37,6 +37,8 @@ ALARM = 1e-3
 """Chance of a row of misses below which the counts are taken to be of another kind of text, and halved."""
 HOLD = 32
 """Rounds over which a change of drafter must earn its catch-up."""
+MARGIN = 1.02
+"""What a draft must promise over plain decoding: the best of many uncertain promises is rarely kept in full."""
 REMEMBER = 512.0
 """First-level tests that earlier requests count for at most."""
 
@@ -203,7 +205,7 @@ class SurvivalPolicy(DraftPolicy):
         table, arms = memory.costs, memory.arms
         chosen, best = usable[0], 0.0  # every arm of a group is usable or none is
         if table.plain is not None:
-            chosen, best = table.plain, 1.0 / costs[table.plain]
+            chosen, best = table.plain, MARGIN / costs[table.plain]
         for number, group in enumerate(table.groups):
             tokens, first = expected[number], arms[group[0]]
             if group[0] in memory.idle:

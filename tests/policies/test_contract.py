@@ -139,7 +139,7 @@ def test_survival_counts_equal_a_recount_and_cuts_do_not_bias() -> None:
 
 
 def test_a_draft_the_drafter_ended_is_its_yield() -> None:
-    policy = make_policy("survival", forget=1.0, costs=[1.0] * 9, probe_every=0)
+    policy = make_policy("survival", forget=1.0, costs=[1.1] + [1.0] * 8, probe_every=0)
     policy.begin(["ngram"])
     for _ in range(30):  # no match: nothing offered, nothing accepted
         policy.observe(policy.choose([0]), Outcome([0]))
@@ -216,6 +216,23 @@ def test_costs_are_measured_per_batch_and_context() -> None:
     assert table.costs(8, 100)[8] == pytest.approx(2 * costs[8], rel=0.1) and table.costs(1, 100)[0] == 0.020
     table.observe(8, 1, 100, 0.035, True)
     assert table.switch[0] > 0 and table.costs(1, 100)[8] == costs[8]
+
+
+def test_a_drafter_that_waits_for_a_match_does_not_hold_up_the_measuring_of_others() -> None:
+    policy = make_policy("survival", max_draft_tokens=4)
+    policy.begin(["ngram", "head"])
+    run = []
+    for _ in range(6):
+        choice = policy.choose([0], 0, ["head"])
+        policy.observe(choice, Outcome([0], 0.02 if choice.arm.off else 0.05))
+        run.append((choice.arm.drafter, choice.probe))
+    assert run == [(None, True)] * 2 + [("head", True)] * 4
+    other = make_policy("survival", max_draft_tokens=4)
+    other.load_state_dict(json.loads(json.dumps(policy.state_dict())))
+    for one in (policy, other):  # a match: its turn comes, once
+        one.begin(["ngram", "head"])
+        choice = one.choose([0], 0, ["ngram", "head"])
+        assert (choice.arm.drafter, choice.probe) == ("ngram", True)
 
 
 def test_settings_and_names_are_checked() -> None:
