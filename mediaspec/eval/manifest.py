@@ -166,7 +166,8 @@ def read_manifest(folder: str | os.PathLike[str], *, check: bool = True) -> list
                 f"{len(bad)} pictures in {root} are missing or changed since they were made ({', '.join(bad[:5])}); "
                 "run the same `mediaspec generate` command again to restore them"
             )
-        extra = sorted({p.name for p in root.glob("*.png")} - {row["file"] for row in rows.values()})
+        named = {name for row in rows.values() for name in (row["file"], *row.get("extra", {}))}
+        extra = sorted({p.name for p in root.glob("*.png")} - named)
         if extra:
             raise ManifestError(
                 f"{len(extra)} pictures in {root} are in no manifest ({', '.join(extra[:5])}); move them elsewhere"

@@ -8,26 +8,41 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .auto import AutoPipeline
     from .class_to_image import ClassToImagePipeline
+    from .long_video import LongVideoPipeline
     from .output import ImagePipelineOutput
+    from .prompt_bank import PromptBank
+    from .prompt_conditioning import install_prompt_bank
+    from .prompt_fields import PromptFields
     from .text_generation import TextGenerationOutput, TextGenerationPipeline
     from .text_to_image import TextToImagePipeline
+    from .timeline import Timeline
 
 __all__ = [
     "AutoPipeline",
     "ClassToImagePipeline",
     "ImagePipelineOutput",
+    "LongVideoPipeline",
+    "PromptBank",
+    "PromptFields",
     "TextGenerationOutput",
     "TextGenerationPipeline",
     "TextToImagePipeline",
+    "Timeline",
+    "install_prompt_bank",
 ]
 
 _HOMES = {
     "AutoPipeline": "auto",
     "ClassToImagePipeline": "class_to_image",
     "ImagePipelineOutput": "output",
+    "LongVideoPipeline": "long_video",
+    "PromptBank": "prompt_bank",
+    "PromptFields": "prompt_fields",
     "TextGenerationOutput": "text_generation",
     "TextGenerationPipeline": "text_generation",
     "TextToImagePipeline": "text_to_image",
+    "Timeline": "timeline",
+    "install_prompt_bank": "prompt_conditioning",
 }
 
 

@@ -46,7 +46,7 @@ SAVING_KEYWORDS = (
     "token", "use_flashpack", "variant",
 )  # fmt: skip
 # models inside the package: name -> folder below mediaspec/models
-EMBEDDED = {"emoji-64": "emoji64"}
+EMBEDDED = {"emoji-64": "emoji64", "moving-emoji": "moving_emoji"}
 DOWNLOAD_KEYWORDS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
 
 

@@ -38,6 +38,8 @@ OPERATIONS = (
     "tree_attention",
     "sparse_attention",
     "lse_merge",
+    "tiara_temporal",
+    "tiara_bias",
 )
 
 

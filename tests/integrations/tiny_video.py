@@ -1,0 +1,210 @@
+"""Tiny video denoisers of diffusers, real classes with random weights, and inputs for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import (
+    AnimateDiffPipeline,
+    AutoencoderKL,
+    DDIMScheduler,
+    LatteTransformer3DModel,
+    MotionAdapter,
+    UNet3DConditionModel,
+    UNetMotionModel,
+    UNetSpatioTemporalConditionModel,
+)
+from diffusers.models.unets.unet_i2vgen_xl import I2VGenXLUNet
+from torch import Tensor, nn
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+FRAMES = 8
+
+
+def motion() -> UNetMotionModel:
+    return _awake(
+        UNetMotionModel(
+            sample_size=4,
+            in_channels=4,
+            out_channels=4,
+            block_out_channels=(32, 64),
+            layers_per_block=1,
+            down_block_types=("CrossAttnDownBlockMotion", "DownBlockMotion"),
+            up_block_types=("UpBlockMotion", "CrossAttnUpBlockMotion"),
+            cross_attention_dim=32,
+            num_attention_heads=4,
+            motion_num_attention_heads=4,
+            norm_num_groups=4,
+        )
+    )
+
+
+def unet3d() -> UNet3DConditionModel:
+    return _awake(
+        UNet3DConditionModel(
+            sample_size=8,
+            block_out_channels=(32, 64),
+            down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"),
+            up_block_types=("UpBlock3D", "CrossAttnUpBlock3D"),
+            cross_attention_dim=32,
+            attention_head_dim=8,
+            layers_per_block=1,
+            norm_num_groups=8,
+        )
+    )
+
+
+def i2vgen() -> I2VGenXLUNet:
+    return _awake(
+        I2VGenXLUNet(
+            sample_size=8,
+            block_out_channels=(8, 16),
+            down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"),
+            up_block_types=("UpBlock3D", "CrossAttnUpBlock3D"),
+            cross_attention_dim=8,
+            attention_head_dim=4,
+            layers_per_block=1,
+            norm_num_groups=2,
+        )
+    )
+
+
+def svd() -> UNetSpatioTemporalConditionModel:
+    return _awake(
+        UNetSpatioTemporalConditionModel(
+            sample_size=8,
+            block_out_channels=(32, 64),
+            down_block_types=("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"),
+            up_block_types=("UpBlockSpatioTemporal", "CrossAttnUpBlockSpatioTemporal"),
+            num_attention_heads=(2, 4),
+            cross_attention_dim=32,
+            projection_class_embeddings_input_dim=96,
+            addition_time_embed_dim=32,
+            layers_per_block=1,
+        )
+    )
+
+
+def latte() -> LatteTransformer3DModel:
+    return _awake(
+        LatteTransformer3DModel(
+            sample_size=4,
+            video_length=FRAMES,
+            num_layers=2,
+            patch_size=2,
+            attention_head_dim=8,
+            num_attention_heads=3,
+            caption_channels=32,
+            in_channels=4,
+            out_channels=8,
+            cross_attention_dim=24,
+            attention_bias=True,
+            activation_fn="gelu-approximate",
+            num_embeds_ada_norm=1000,
+            norm_type="ada_norm_single",
+            norm_elementwise_affine=False,
+        )
+    )
+
+
+def _awake(model: nn.Module) -> Any:
+    """New layers that start at zero would hide what happens in them."""
+    g = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1 and not weight.any():
+                weight.copy_(0.1 * torch.randn(weight.shape, generator=g))
+    return model.eval()
+
+
+def run(model: nn.Module, timestep: float = 500.0, frames: int = FRAMES, videos: int = 2) -> Tensor:
+    """One forward pass on inputs that depend on the class, the frames and the videos alone."""
+    g = torch.Generator().manual_seed(1)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=g)
+
+    kind = type(getattr(model, "_orig_mod", model))
+    with torch.no_grad():
+        if kind is UNetMotionModel:
+            return model(noise(videos, 4, frames, 4, 4), timestep, noise(videos * frames, 5, 32)).sample
+        if kind is UNet3DConditionModel:
+            return model(noise(videos, 4, frames, 8, 8), timestep, noise(videos, 5, 32)).sample
+        if kind is I2VGenXLUNet:
+            image, fps = noise(videos, 4, frames, 8, 8), torch.full((videos,), 8)
+            sample, pooled, text = noise(videos, 4, frames, 8, 8), noise(videos, 8), noise(videos, 5, 8)
+            return model(sample, timestep, fps, image, pooled, text).sample
+        if kind is UNetSpatioTemporalConditionModel:
+            return model(noise(videos, frames, 8, 8, 8), timestep, noise(videos, 1, 32), noise(videos, 3)).sample
+        times = torch.full((videos,), timestep)
+        return model(noise(videos, 4, frames, 4, 4), times, noise(videos, 5, 32)).sample
+
+
+BUILDERS: dict[str, Callable[[], Any]] = {
+    "motion": motion,
+    "unet3d": unet3d,
+    "i2vgen": i2vgen,
+    "svd": svd,
+    "latte": latte,
+}
+
+
+def animatediff(folder: Path) -> AnimateDiffPipeline:
+    """A whole pipeline; `folder` takes the tokenizer's files."""
+    letters = [chr(code) for code in range(97, 123)]
+    tokens = ["<|startoftext|>", "<|endoftext|>", *letters, *[f"{one}</w>" for one in letters]]
+    (folder / "vocab.json").write_text(json.dumps({token: index for index, token in enumerate(tokens)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    text = CLIPTextConfig(
+        vocab_size=len(tokens),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=16,
+        projection_dim=32,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+    )
+    torch.manual_seed(2)
+    vae = AutoencoderKL(
+        block_out_channels=(8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=4,
+        norm_num_groups=4,
+        sample_size=8,
+    )
+    adapter = MotionAdapter(
+        block_out_channels=(32, 64), motion_layers_per_block=1, motion_num_attention_heads=4, motion_norm_num_groups=4
+    )
+    pipe = AnimateDiffPipeline(
+        vae=vae,
+        text_encoder=CLIPTextModel(text).eval(),
+        tokenizer=CLIPTokenizer.from_pretrained(folder, model_max_length=16),
+        unet=motion(),
+        motion_adapter=adapter,
+        scheduler=DDIMScheduler(clip_sample=False),
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def generate(pipe: AnimateDiffPipeline, frames: int = FRAMES, steps: int = 2) -> Tensor:
+    """Latents [1, C, F, h, w] of one video with guidance."""
+    return pipe(
+        "a taxi",
+        negative_prompt="b",
+        num_frames=frames,
+        num_inference_steps=steps,
+        guidance_scale=3.0,
+        height=8,
+        width=8,
+        generator=torch.Generator().manual_seed(5),
+        output_type="latent",
+    ).frames

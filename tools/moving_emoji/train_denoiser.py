@@ -1,0 +1,225 @@
+"""Train the denoiser and text encoder of moving-emoji together on the encoded grid.
+
+    python tools/moving_emoji/train_denoiser.py --latents run/latents.pt --out run --minutes 76
+
+v-prediction on unit-variance latents. The learning rate is constant after the warm-up and falls to zero during the
+last `--finish` minutes, which begin at the end of `--minutes` or as soon as the file `<out>/finish` exists. Four kinds
+of batches:
+
+    clips      one timestep for all 16 frames
+    diagonal   timestep t0 + k * slope at frame k, what a first-in-first-out sampler feeds (arXiv:2405.11473)
+    history    the first frames almost clean, the rest at one timestep
+    pictures   single frames of many clips: four times as many subjects per second as clips
+
+One caption in eight is empty for classifier-free guidance. Checkpoints (with running average) are renamed into place;
+`--resume` continues one. A sheet of sampled clips is drawn every ten minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from export import build_pipeline  # isort: skip
+from parts import FrameTimes, build_tokenizer, new_scheduler, new_text_encoder, new_unet, token_table  # isort: skip
+from optimiser import Optimiser  # isort: skip
+from scene import PERIOD, PLACES, STATE_INDEX, SUBJECTS, Clip, caption, sample_clip, sheet, states  # isort: skip
+
+sys.path.append(str(Path(__file__).parent.parent / "emoji64"))
+from common import Log, save_checkpoint
+
+SHOWN = (
+    "a yellow taxi moves left on a grey road",
+    "a red apple spins on green grass",
+    "a rocket moves up in the night sky",
+    "a sailboat moves right slowly in a blue sky",
+    "a green frog bounces on white snow",
+    "a penguin pulses on a sandy beach",
+    "a butterfly moves down in a blue sky",
+    "a soccer ball moves up slowly on green grass",
+)
+EMPTY_SHARE = 0.125
+CLEAN = 20.0
+"""Signal-to-noise ratio from which on a frame weighs less."""
+_SUBJECT_INDEX = {s: i for i, s in enumerate(SUBJECTS)}
+_PLACE_INDEX = {p: i for i, p in enumerate(PLACES)}
+
+
+def clip_latents(grid: Tensor, clip: Clip, frames: int = PERIOD) -> Tensor:
+    """Latents of a clip: [frames, 8, 8, 8] float16."""
+    rows = [STATE_INDEX[s] for s in states(clip, frames)]
+    return grid[_SUBJECT_INDEX[clip.subject], _PLACE_INDEX[clip.place], rows]
+
+
+def draw_batch(
+    grid: Tensor, tokens: dict[str, Tensor], rng: np.random.Generator, clips: int, frames: int
+) -> tuple[Tensor, Tensor]:
+    """Random training clips, all in the middle lane: then only the phase of a clip is open once its caption is read.
+
+    Returns:
+        Latents [clips, 8, frames, 8, 8] float32 and token ids [clips, 16] int64.
+    """
+    drawn = [sample_clip(rng, lanes=(1,)) for _ in range(clips)]
+    x = torch.stack([clip_latents(grid, c, frames) for c in drawn]).float().permute(0, 2, 1, 3, 4)
+    ids = torch.stack([tokens["" if rng.random() < EMPTY_SHARE else caption(c)] for c in drawn])
+    return x.contiguous(), ids
+
+
+def draw_times(kind: str, rng: np.random.Generator, clips: int, frames: int, shift: float = 2.5) -> Tensor:
+    """Timesteps [clips, frames] int64 in 0..999.
+
+    Clips and pictures are drawn with a shift towards noise, t = s u / (1 + (s - 1) u), because 16 nearly equal frames
+    tell more than one.
+    """
+    u = (np.arange(clips) + rng.random(clips)) / clips
+    t = 1000 * (shift * u / (1 + (shift - 1) * u))
+    rows = np.repeat(rng.permutation(t)[:, None], frames, 1)
+    if kind == "diagonal":
+        slope = rng.uniform(8, 70, (clips, 1))
+        rows = rng.uniform(-8 * slope, 1000) + slope * np.arange(frames)
+    elif kind == "history":
+        known = rng.integers(1, frames - 3, (clips, 1))
+        rows = np.where(np.arange(frames) < known, 0, rows)
+    return torch.from_numpy(rows.clip(0, 999).astype(np.int64))
+
+
+def ema_update(average: nn.Module, model: nn.Module, decay: float) -> None:
+    """Move a running average of the weights towards a model, in place."""
+    with torch.no_grad():
+        a, b = list(average.parameters()), list(model.parameters())
+        torch._foreach_lerp_(a, b, 1 - decay)
+
+
+def draw_sheet(ema: nn.ModuleDict, vae: dict[str, Any], path: Path) -> None:
+    """Sample the captions of `SHOWN` (20 steps, guidance 4) and write 8 frames of each."""
+    pipe = build_pipeline(ema["unet"].state_dict(), ema["text_encoder"].state_dict(), vae)
+    pipe.set_progress_bar_config(disable=True)
+    made = pipe(
+        list(SHOWN),
+        num_frames=PERIOD,
+        num_inference_steps=20,
+        guidance_scale=4.0,
+        generator=torch.Generator().manual_seed(1),
+        output_type="np",
+    ).frames
+    frames = (np.asarray(made) * 255 + 0.5).astype(np.uint8)
+    sheet([f[::2] for f in frames], 2).save(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--latents", type=Path, default=Path("run/latents.pt"))
+    parser.add_argument("--out", type=Path, default=Path("run"))
+    parser.add_argument("--minutes", type=float, default=76.0)
+    parser.add_argument("--finish", type=float, default=15.0, help="minutes of the final decay")
+    parser.add_argument("--clips", type=int, default=8)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--hidden-lr", type=float, default=3e-3)
+    parser.add_argument("--sheet-minutes", type=float, default=10.0)
+    parser.add_argument("--resume", action="store_true")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    stored = torch.load(args.latents)
+    grid, vae = stored["latents"], stored["vae"]
+    tokenizer = build_tokenizer(args.out / "tokenizer")
+    tokens = token_table(tokenizer)
+    model = nn.ModuleDict({"unet": new_unet(), "text_encoder": new_text_encoder(tokenizer)})
+    ema = copy.deepcopy(model).requires_grad_(False)
+    unet, text_encoder = model["unet"], model["text_encoder"]
+    times = FrameTimes(unet)
+    optimiser = Optimiser(model, args.lr, args.hidden_lr)
+    signal = new_scheduler().alphas_cumprod.sqrt()
+    noise_level = (1 - new_scheduler().alphas_cumprod).sqrt()
+    log, checkpoint = Log(args.out / "denoiser.jsonl", 0), args.out / "denoiser.pt"
+    step, before, seen = 0, 0.0, 0
+    if args.resume and checkpoint.exists():
+        state = torch.load(checkpoint)
+        model.load_state_dict(state["model"])
+        optimiser.load_state_dict(state["optimiser"])
+        for name, part in ema.items():
+            part.load_state_dict(state["ema"][name])
+        step, before, seen = state["step"], state["minutes"], state["clips"]
+    rng = np.random.default_rng([3, step])
+    start = time.time()
+    finish_at, said, saved, drawn = args.minutes - args.finish, before, before, before or 6 - args.sheet_minutes
+    mean: dict[str, float] = {}
+
+    def save(minutes: float) -> None:
+        save_checkpoint(
+            checkpoint,
+            {
+                "model": model.state_dict(),
+                "ema": {n: p.state_dict() for n, p in ema.items()},
+                "optimiser": optimiser.state_dict(),
+                "step": step,
+                "minutes": minutes,
+                "clips": seen,
+            },
+        )
+
+    while True:
+        minutes = before + (time.time() - start) / 60
+        if minutes < finish_at and (args.out / "finish").exists():
+            finish_at = minutes
+        if minutes >= finish_at + args.finish:
+            break
+        factor = min(1.0, (step + 1) / 100) * min(1.0, 1 - (minutes - finish_at) / args.finish)
+        shares = (0.40, 0.20, 0.05, 0.35) if minutes < 15 else (0.60, 0.25, 0.05, 0.10)
+        kind = ("clips", "diagonal", "history", "pictures")[rng.choice(4, p=shares)]
+        clips, frames = (8 * args.clips, 1) if kind == "pictures" else (args.clips, PERIOD)
+        x, ids = draw_batch(grid, tokens, rng, clips, frames)
+        t = draw_times(kind, rng, clips, frames)
+        noise = torch.randn_like(x)
+        a, s = (table[t][:, None, :, None, None] for table in (signal, noise_level))
+        text = text_encoder(ids)[0].repeat_interleave(frames, 0)
+        if kind in ("diagonal", "history"):
+            times.set(t)
+        out = unet(a * x + s * noise, t[:, 0], text).sample
+        times.clear()
+        # an almost clean frame's velocity is its noise, which nothing predicts: its error counts less
+        weight = ((CLEAN + 1) / (a.square() / s.square() + 1)).clamp(max=1)
+        loss = (weight * (out - (a * noise - s * x)).square()).mean() / weight.mean()
+        loss.backward()
+        norm = optimiser.step(factor)
+        step, seen = step + 1, seen + (clips * frames) // PERIOD
+        ema_update(ema, model, min(0.997, (1 + step) / (10 + step)))
+        value = loss.item()
+        mean[kind] = value if kind not in mean else 0.97 * mean[kind] + 0.03 * value
+        if minutes - said >= 0.5:
+            said = minutes
+            log(
+                step=step,
+                minutes=minutes,
+                clips=seen,
+                factor=factor,
+                norm=norm,
+                **{f"loss_{k}": v for k, v in mean.items()},
+            )
+        if minutes - saved >= 3:
+            saved = minutes
+            save(minutes)
+        if minutes - drawn >= args.sheet_minutes:
+            drawn = minutes
+            draw_sheet(ema, vae, args.out / f"sheet_{minutes:03.0f}.png")
+    save(before + (time.time() - start) / 60)
+    log(
+        step=step,
+        minutes=before + (time.time() - start) / 60,
+        clips=seen,
+        factor=0.0,
+        **{f"loss_{k}": v for k, v in mean.items()},
+    )
+    draw_sheet(ema, vae, args.out / "sheet_last.png")
+
+
+if __name__ == "__main__":
+    main()
