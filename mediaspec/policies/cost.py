@@ -89,8 +89,10 @@ class CostTable:
         count, mean, group = cells.count[arm], cells.mean[arm], self.member[arm]
         if entering and count > 1:
             extra = min(max(seconds - mean, 0.0), OUTLIER * mean)
+            before = self.switch[group] if self._entries[group] else extra
+            # the first entries find caches cold; the lowest of them is nearest to what later ones cost
+            self.switch[group] = min(before, extra) if self._entries[group] < 3 else before + (extra - before) / 8
             self._entries[group] += 1
-            self.switch[group] += (extra - self.switch[group]) / min(self._entries[group], 8)
             return
         if count == 0:
             cells.mean[arm] = seconds
