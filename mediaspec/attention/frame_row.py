@@ -32,7 +32,8 @@ from .tiara import TiARA, adaptive_bias, motion_intensity, pool_rows
 __all__ = ["FrameEdit", "FrameRows", "floor_delta", "frame_edit", "frame_masses"]
 
 SLOTS = 64
-"""Calls of one step and branch that are told apart: windows of a long video, halves of guidance."""
+"""Calls of one step and branch whose rows are kept, windows of a long video or halves of guidance; later ones are
+measured every time."""
 
 
 def frame_masses(
@@ -193,13 +194,13 @@ class FrameRows:
             self._calls.clear()
         order = self._calls.get(branch, 0)
         self._calls[branch] = order + 1
-        slot = (branch, order % SLOTS)
-        kept = self._kept.get(slot)
+        kept = self._kept.get((branch, order))
         if kept is not None and kept.run == run and 0 <= step - kept.step < self.config.refresh:
             delta = kept.edit.delta
             if delta.shape == (*q.shape[:2], layout.frames) and delta.device == q.device:
                 return kept.edit
         masses = frame_masses(q, k, layout, self.config.queries_per_frame, scale, key_mask)
         made = frame_edit(masses, self.config)
-        self._kept[slot] = _Kept(made, run, step)
+        if order < SLOTS:
+            self._kept[branch, order] = _Kept(made, run, step)
         return made

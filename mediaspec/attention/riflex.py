@@ -89,8 +89,16 @@ def set_frequency(cos: Tensor, sin: Tensor, num_frames: int, k: int, frequency: 
 
     Returns:
         New tensors; the given ones stay.
+
+    Raises:
+        ValueError: tables that do not hold whole frames, or a component that they have not.
     """
     tokens = max(cos.shape[:-1])
+    if num_frames < 1 or tokens % num_frames or not 1 <= k <= cos.shape[-1] // 2:
+        raise ValueError(
+            f"num_frames={num_frames} and k={k} do not fit rotary tables of shape {tuple(cos.shape)}; {tokens} tokens "
+            f"are a whole number of frames, and components count from 1 to {cos.shape[-1] // 2}"
+        )
     turned = torch.arange(num_frames, dtype=torch.float64, device="cpu") * frequency
     turned = turned.repeat_interleave(tokens // num_frames)
     axis = cos.shape[:-1].index(tokens)

@@ -24,7 +24,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..kernels.tiara_temporal.plan import TemporalPlan, make_plan
+from ..kernels.tiara_temporal.plan import MOST, TemporalPlan, make_plan
 from .tiara_settings import TiARA, blackman
 
 __all__ = [
@@ -223,7 +223,7 @@ def edit_rows(rows: Tensor, delta: Tensor, corner: Tensor | None = None) -> Tens
         rows: [.., N, N] probabilities; delta: [.., N], broadcast; corner: [N, N] from `corner_bias`, or None.
 
     Returns:
-        [.., N, N], float32 or the dtype of float64 rows; a row without any mass stays zero.
+        [.., N, N], float32 or the dtype of float64 rows; an empty row stays empty. Biases beyond 80 act as 80.
 
     Example:
         >>> edit_rows(torch.full((2, 2), 0.5), torch.full((2,), 0.6931471824645996))[0].tolist()
@@ -231,9 +231,9 @@ def edit_rows(rows: Tensor, delta: Tensor, corner: Tensor | None = None) -> Tens
     """
     rows = _wide(rows)
     own = torch.eye(rows.shape[-1], dtype=torch.bool, device=rows.device)
-    edited = torch.where(own, rows * (-delta.to(rows)).exp()[..., None], rows)
+    edited = torch.where(own, rows * delta.to(rows).clamp_max(MOST).neg().exp()[..., None], rows)
     if corner is not None:
-        edited = edited * (-corner.to(rows)).exp()
+        edited = edited * corner.to(rows).clamp_max(MOST).neg().exp()
     total = edited.sum(-1, keepdim=True)
     return edited / total.masked_fill(total == 0, 1.0)
 

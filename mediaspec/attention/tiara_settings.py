@@ -27,7 +27,8 @@ class TiARA:
     """Settings of the edit. The published ones are alpha 5 to 7 and a Blackman window of 7 to 9 frames.
 
     Args:
-        alpha: the most that is taken from the own logit, natural units. 0 measures and changes nothing.
+        alpha: the most that is taken from the own logit, natural units. 0 measures and changes nothing, in models
+            with joint attention too.
         window_length: L, taps of the Blackman window; a symmetric window's end taps are zero, so 7 sees 5 frames.
         window: "symmetric" divides by L - 1, "periodic" by L (as torch and scipy.signal.get_window do by default).
         boundary: what stands beyond the clip's ends: "circular" (as published), "reflect", "zero". Clips whose ends
@@ -38,7 +39,8 @@ class TiARA:
         layers: which temporal attentions: None for all, a regular expression searched in module names, or indices in
             order of execution.
         steps: (first, last) denoising steps, both included; floats are fractions of the schedule.
-        corner_frames, corner_strength: r and beta: entries with |i - j| >= N - r lose beta.
+        corner_frames, corner_strength: r and beta: entries with |i - j| >= N - r lose beta. Temporal attention only;
+            joint attention refuses them.
         cap: bounds delta by the value that empties the band from phi1 on; beyond it the edit adds flicker. The cap is
             ours, not published.
         booster: gamma; delta is multiplied by 1 + gamma times the share of energy from phi2 on.
@@ -141,7 +143,10 @@ class TiARA:
         if last is None:
             last = max(first + 1, round(frames / 2))
         if last > max(frames, 2):
-            raise ValueError(f"TiARA phi2={last} exceeds the {frames} bins of {frames} frames; write at most {frames}")
+            wrong = f"phi1={self.phi1}, so phi2={last}," if self.phi2 is None else f"phi2={last}"
+            raise ValueError(
+                f"TiARA {wrong} exceeds the {frames} bins of {frames} frames; write phi2 of at most {frames}"
+            )
         taps = int((blackman(self.window_length, self.window) > 0).sum())
         if taps > frames:
             raise ValueError(
@@ -149,6 +154,33 @@ class TiARA:
                 "smaller window_length"
             )
         return first, last
+
+    def pick(self, names: Sequence[str], kind: str = "attentions") -> list[str]:
+        """The names that `layers` means, in the given order.
+
+        Args:
+            names: of all candidates, in order of execution; kind: what they are, for messages.
+
+        Raises:
+            ValueError: a pattern that matches none, or an index beyond the last.
+
+        Example:
+            >>> TiARA(layers=[1]).pick(["down", "mid", "up"]), TiARA(layers="^d|up").pick(["down", "mid", "up"])
+            (['mid'], ['down', 'up'])
+        """
+        layers = self.layers
+        if layers is None:
+            return list(names)
+        if not isinstance(layers, str):
+            if max(layers) >= len(names):
+                raise ValueError(f"TiARA layers={list(layers)}: there are {len(names)} {kind}, 0 to {len(names) - 1}")
+            return [names[index] for index in sorted(set(layers))]
+        kept = [name for name in names if re.search(layers, name)]
+        if not kept:
+            raise ValueError(
+                f"TiARA layers={layers!r} matches none of the {len(names)} {kind}; their names are like {names[0]!r}"
+            )
+        return kept
 
     def at_step(self, index: int, total: int | None) -> bool:
         """Whether denoising step `index` of `total` is edited.

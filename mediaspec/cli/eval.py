@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import eval_text, eval_video
+from . import eval_memory, eval_text, eval_video
 from .errors import plain_errors
 
 __all__ = ["app"]
@@ -18,6 +18,7 @@ app = typer.Typer(
     help="Measure pictures, texts and videos: distances, caption scores, perplexity, consistency over time.",
     no_args_is_help=True,
 )
+app.command(name="memory")(eval_memory.memory)
 app.command(name="text")(eval_text.text)
 app.command(name="video")(eval_video.video)
 

@@ -42,9 +42,14 @@ def video(
     seeds: Annotated[int, typer.Option(help="Videos per prompt and setting.")] = 1,
     seed: Annotated[int, typer.Option(help="First seed; a prompt has the same ones under every setting.")] = 0,
     steps: Annotated[
-        str | None, typer.Option(help="Denoising steps: a number, or by sampler as in freenoise=16,fifo=32.")
+        str | None,
+        typer.Option(
+            help="Denoising steps: a number, or by sampler as in freenoise=16,fifo=32. Default as in generate video."
+        ),
     ] = None,
-    guidance_scale: Annotated[float | None, typer.Option(help="Classifier-free guidance; 1 is off.")] = None,
+    guidance_scale: Annotated[
+        float | None, typer.Option(help="Classifier-free guidance; 1 is off. Default 4 for moving-emoji, else 7.5.")
+    ] = None,
     negative_prompt: Annotated[str | None, typer.Option()] = None,
     height: Annotated[int | None, typer.Option(help="Pixels.")] = None,
     width: Annotated[int | None, typer.Option(help="Pixels.")] = None,
@@ -170,8 +175,11 @@ def evaluate(
             "or `mediaspec eval video --prompts prompts.txt --samplers freenoise --attention none,tiara:safe`"
         )
     rank_world = parse_shard(shard)
+    if limit is not None and limit < 1:
+        raise ValueError(f"--limit is {limit}; give at least 1, or leave it out")
     if _filled(folders):
-        return finish(read_rows(folders[0]), folders[0], read_run(folders[0]) or {}, None, None)
+        settings = read_run(folders[0]) or {}
+        return finish(_baseline_first(read_rows(folders[0]), settings), folders[0], settings, None, None)
     from ..eval.video_score import ScoreSettings
 
     wanted = ScoreSettings(**score)
@@ -180,8 +188,8 @@ def evaluate(
         return _finished(folders, out, wanted, fps, limit, texts, reference, use_reader)
     return _made(
         prompts, timelines, out, wanted, maker, samplers=samplers, attention=attention, blends=blends, seeds=seeds,
-        seed=seed, fps=fps or 8.0, limit=limit, reference=reference, use_reader=use_reader, shard=rank_world,
-        steps=steps, pipe=pipe,
+        seed=seed, fps=8.0 if fps is None else fps, limit=limit, reference=reference, use_reader=use_reader,
+        shard=rank_world, steps=steps, pipe=pipe,
     )  # fmt: skip
 
 
@@ -217,12 +225,19 @@ def _made(
     from ..integrations.enable import enable
     from ..pipelines.samplers import SAMPLERS
     from ..pipelines.timeline import BLENDS
+    from .video import DEFAULTS
 
     if not fps > 0:
         raise ValueError(f"--fps is {fps}; give a positive number")
     resolve_flow(wanted.flow)
     names = parse_names(samplers, sorted(SAMPLERS), "--samplers")
     one, by_sampler = _steps(steps, names)
+    defaults = DEFAULTS.get(maker["model"], {})
+    if one is None and "num_inference_steps" in defaults:  # fifo's steps are the length of its queue
+        tuned = {name: int(defaults["num_inference_steps"]) for name in names if name != "fifo"}
+        by_sampler = {**tuned, **by_sampler}
+    if maker["guidance_scale"] is None:
+        maker = {**maker, "guidance_scale": defaults.get("guidance_scale")}
     made = MakerSettings(
         **{**maker, "device": usable_device(maker["device"])}, num_inference_steps=one, sampler_steps=by_sampler
     )
@@ -243,13 +258,22 @@ def _made(
     settings = {**made.record(), "fps": fps, "seeds": seeds, "seed": seed}
     rows = VideoRows(out, settings, shard)
     found = run_jobs(jobs, rows, lambda: VideoMaker(made, enable, pipe), scorer, fps=fps, on_row=_progress())
-    return finish(found, out, settings, scorer, reference)
+    return finish(found, out, settings, scorer, reference, made.device)
+
+
+def _baseline_first(rows: list[dict[str, Any]], settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Stored rows of finished folders in the order in which the folders were given; others as they are."""
+    from ..eval.video_run import folder_names
+
+    names = folder_names([Path(one) for one in settings.get("folders", [])])
+    return sorted(rows, key=lambda row: names.index(row["group"]) if row["group"] in names else len(names))
 
 
 def finish(
-    rows: list[dict[str, Any]], folder: Path, settings: dict[str, Any], scorer: Any, reference: Path | None
-) -> dict[str, Any]:
-    """Tables and statistics of measured rows, written to result.json too."""
+    rows: list[dict[str, Any]], folder: Path, settings: dict[str, Any], scorer: Any, reference: Path | None,
+    device: str = "cpu",
+) -> dict[str, Any]:  # fmt: skip
+    """Tables and statistics of measured rows, written to result.json too; `device` made the videos."""
     from ..eval.speed import provenance
     from ..eval.video_compare import compare_groups, frechet_of_groups, summarise_groups
     from ..eval.video_run import load_clip_rows
@@ -271,8 +295,8 @@ def finish(
         "frechet": frechet_of_groups(ordered, lambda own: load_clip_rows(folder, own), base),
         "settings": settings,
         "scorer": describe,
-        "provenance": provenance("cpu", "float32", int(settings.get("seed") or 0)) if scorer is not None
-        else earlier.get("provenance"),
+        "provenance": provenance(device, settings.get("dtype", "float32"), int(settings.get("seed") or 0))
+        if scorer is not None else earlier.get("provenance"),
         "out": str(folder),
     }  # fmt: skip
     (folder / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")

@@ -59,8 +59,12 @@ class PairedDifference:
 
     @property
     def verdict(self) -> str:
-        """At p_holm < 0.01 "better", "worse" or "changed" (no better direction), else "no difference"."""
-        if self.p_holm >= 0.01 or self.mean == 0:
+        """At p_holm < 0.01 "better", "worse" or "changed" (no better direction), else "no difference".
+
+        The test looks at ranks and the direction is the mean's; where some outliers turn the mean against the ranks,
+        its interval holds 0 and nothing is claimed.
+        """
+        if self.p_holm >= 0.01 or self.low <= 0 <= self.high:
             return "no difference"
         if self.better is None:
             return "changed"

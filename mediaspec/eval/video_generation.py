@@ -30,7 +30,7 @@ from ..pipelines.prompt_bank import PromptBank
 from ..pipelines.timeline import BLENDS, Timeline
 from ..pipelines.versions import versions
 from .generation import model_fingerprint
-from .manifest import FinishedImage, Item, Manifest
+from .manifest import FinishedImage, Item, Manifest, ManifestError
 from .sheet import contact_sheet
 
 __all__ = ["FORMATS", "VideoGeneration", "VideoItem", "VideoSettings", "contact_strip", "generate_videos"]
@@ -163,14 +163,13 @@ def generate_videos(
         on_video: called with (pipeline, finished videos, wanted videos) before every video.
 
     Raises:
-        ManifestError: the folder has other settings, cannot be written, or is in use. ValueError: from the pipeline.
+        ManifestError: the folder has other settings or unfinished videos of others, cannot be written, or is in use.
+        ValueError: from the pipeline.
     """
     made, seconds = 0, 0.0
     with Manifest(out, settings.record(), versions()) as manifest:
         work = manifest.root / f".work-{manifest.hash}"
-        for other in manifest.root.glob(".work-*"):
-            if other != work:
-                shutil.rmtree(other)  # of a run with other settings that finished nothing
+        _refuse_other_work(manifest.root, work)
         measured = _read_measured(manifest.root)
         todo = manifest.pending(items)
         pipe: Any = load(settings) if todo else None
@@ -189,11 +188,41 @@ def generate_videos(
                 measured[item.id] = summary
                 _write_measured(manifest.root, measured)
             manifest.finish([_finish(manifest.root, item, settings, path)])
+            _clear(path)
             made += 1
-        if work.exists():
-            shutil.rmtree(work)
+        for item in items:  # what a kill left behind a finished line; videos of other calls stay
+            _clear(work / item.video)
+        if work.exists() and not any(work.iterdir()):
+            work.rmdir()
         rows = [manifest.rows[item.id] for item in items]
     return VideoGeneration(rows, made, seconds, {item.id: measured[item.id] for item in items if item.id in measured})
+
+
+def _refuse_other_work(root: Path, work: Path) -> None:
+    """Frames and states that another run has made here are not thrown away unasked.
+
+    Raises:
+        ManifestError: there are some. Folders of runs that made nothing are removed.
+    """
+    for other in root.glob(".work-*"):
+        made = (one for one in other.rglob("*") if one.is_file() and one.name not in ("settings.json", "lock"))
+        if other != work and any(made):
+            raise ManifestError(
+                f"{other} holds unfinished videos made with other settings; use those settings to go on with them, "
+                "choose another folder with --out, or delete that one"
+            )
+        if other != work:
+            shutil.rmtree(other)
+
+
+def _clear(path: Path) -> None:
+    """Removes a finished video from the work folder, with its settings and parts."""
+    for place in (path, path.with_name(path.name + ".parts")):
+        if place.is_dir():
+            shutil.rmtree(place)
+        else:
+            place.unlink(missing_ok=True)
+    path.with_name(path.name + ".json").unlink(missing_ok=True)
 
 
 def contact_strip(frames: Sequence[PIL.Image.Image], captions: Sequence[str], columns: int = 8) -> bytes:
@@ -285,13 +314,13 @@ def _frames(path: Path, count: int) -> Iterator[tuple[int, PIL.Image.Image]]:
                 yield number, picture.convert("RGB")
     elif path.suffix == ".gif":
         with PIL.Image.open(path) as movie:
-            shown = [(frame.copy(), int(frame.info.get("duration", 0))) for frame in PIL.ImageSequence.Iterator(movie)]
-        unit, number = sum(length for _, length in shown) / count, 0
-        for frame, length in shown:  # equal neighbours are stored once, with a longer time
-            for _ in range(max(1, round(length / unit)) if unit else 1):
-                if number < count:
-                    yield number, frame.convert("RGB")
-                number += 1
+            lengths = [int(frame.info.get("duration", 0)) for frame in PIL.ImageSequence.Iterator(movie)]
+            unit, number = sum(lengths) / count, 0
+            for frame, length in zip(PIL.ImageSequence.Iterator(movie), lengths, strict=True):
+                for _ in range(max(1, round(length / unit)) if unit else 1):  # equal neighbours are stored once
+                    if number < count:
+                        yield number, frame.convert("RGB")
+                    number += 1
     else:
         import imageio.v3 as iio
 

@@ -121,7 +121,9 @@ class VideoMaker:
         """The model under the job's attention; the handle's exit takes it off."""
         if job.attention.plain:
             return nullcontext(None)
-        return self.enable(self.base, attention=job.attention.build())
+        # a queue runs from clean to noisy; its ends must not be taken for neighbours
+        boundary = "reflect" if job.sampler == "fifo" else None
+        return self.enable(self.base, attention=job.attention.build(boundary))
 
 
 def load_base(settings: MakerSettings) -> Any:

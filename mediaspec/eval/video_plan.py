@@ -55,8 +55,11 @@ class AttentionSpec:
         """Whether the model's own attention is meant."""
         return self.text == NONE
 
-    def build(self) -> Any:
+    def build(self, boundary: str | None = None) -> Any:
         """The `TiARA` configuration; None for "none".
+
+        Args:
+            boundary: taken where the settings name none.
 
         Raises:
             ValueError: an unknown setting or a value out of range.
@@ -72,7 +75,7 @@ class AttentionSpec:
             if key not in known:
                 raise ValueError(f"TiARA has no setting {key!r}; {nearest(key, known)}")
         make: Any = {None: TiARA, "paper": TiARA.paper, "safe": TiARA.safe}[self.preset]
-        return make(**self.settings)
+        return make(**({} if boundary is None else {"boundary": boundary}) | self.settings)
 
 
 def parse_attention(text: str) -> list[AttentionSpec]:
@@ -299,6 +302,8 @@ def read_timelines(path: Path, num_frames: int, limit: int | None = None) -> lis
     key = next((one for one in ("timelines", "pairs") if isinstance(document, dict) and one in document), None)
     if key is None:
         return [Timeline.load(path, num_frames)]
+    if not isinstance(document[key], list):
+        raise ValueError(f"{path}: {key!r} is {str(document[key])[:60]!r}; write a list of timelines")
     found = []
     for number, entry in enumerate(document[key]):
         try:

@@ -138,7 +138,7 @@ def _item(folder: Path, item: str, rows: Sequence[Mapping[str, Any]]) -> dict[st
     timeline = first.get("timeline")
     text = first.get("prompt") or ""
     if timeline:
-        text = " → ".join(str(one.get("text") or one) for one in timeline.get("segments", []))
+        text = " → ".join(one.get("text") or " ".join(one["fields"].values()) for one in timeline["segments"])
     return {"name": item, "text": text, "clips": [_clip(folder, row) for row in own]}
 
 

@@ -185,7 +185,10 @@ def score_folders(
         asked = {"score": mark, "stamp": stamp, "prompt": text, "set_fps": fps}
         if row is None or any(row.get(name) != value for name, value in asked.items()):
             video = read_video(path, fps)
-            metrics = measure(scorer, video.frames, video.fps, text, None)
+            try:
+                metrics = measure(scorer, video.frames, video.fps, text, None)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
             _store_clips(rows.folder / FEATURES / f"{name}/{key}.npy", scorer)
             row = {
                 "id": f"{name}/{key}", "group": name, "item": key, "file": str(path.resolve()),

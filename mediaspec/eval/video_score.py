@@ -208,8 +208,10 @@ class VideoScorer:
         every = self.settings.flow_every
         first, second = small[:-1][::every], small[1:][::every]
         forward, backward = self._flow(first, second), self._flow(second, first)
-        pairs = np.stack([first, second], 1).astype(np.float32) / 255
-        found = [warping_error(pair, f[None], b[None]) for pair, f, b in zip(pairs, forward, backward)]
+        found = [  # pair by pair: floats of the whole video would be eight times its bytes
+            warping_error(np.stack([a, b]).astype(np.float32) / 255, f[None], g[None])
+            for a, b, f, g in zip(first, second, forward, backward, strict=True)
+        ]
         error, coverage = (float(np.mean(column)) for column in zip(*found))
         stride = min(dynamic_stride(fps), len(small) - 1)
         if stride == 1 and every == 1:

@@ -202,5 +202,7 @@ def _is_video(target: Any) -> bool:
         return False
     target = getattr(target, "_orig_mod", target)
     return isinstance(target, (diffusers.DiffusionPipeline, diffusers.ModelMixin)) or (
-        not isinstance(target, torch.nn.Module) and hasattr(target, "unet")
+        not isinstance(target, torch.nn.Module)
+        and hasattr(target, "components")  # modular pipelines
+        and (hasattr(target, "unet") or hasattr(target, "transformer"))
     )

@@ -10,7 +10,7 @@ codes. Sage kernels quantise keys and so the codes; there the own routes run.
 
 from __future__ import annotations
 
-import time
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ..attention.frame_row import FrameRows
 from ..attention.tiara import FEWEST_FRAMES, TiARA
 from ..kernels.tiara_bias import FrameLayout, frame_columns, framed_attention
-from .video_attention import Meter, VideoContext
+from .video_context import Meter, VideoContext, clock
 
 __all__ = [
     "CogVideoXTiaraProcessor",
@@ -91,7 +91,7 @@ class JointEdit:
         """[B, H, L, D] three times to [B, H, L, D]; None where joint_alpha = 0 and the row was only measured."""
         context, config = self.context, self.config
         q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast norms and rotation give float32
-        started = _clock(q) if context.measure else 0.0
+        started = clock(q) if context.measure else 0.0
         found = self.rows.edit(
             q, k, layout, step=context.step, run=context.run, branch=context.branch, key_mask=key_mask
         )
@@ -102,7 +102,7 @@ class JointEdit:
         if config.joint_alpha > 0:
             out = self._attend(q, k, v, found.delta, layout, key_mask, backend, found.limit)
         if context.measure:
-            self.meter.seconds += _clock(q) - started
+            self.meter.seconds += clock(q) - started
         return out
 
     def _attend(
@@ -144,12 +144,6 @@ def is_foreign(backend: Any) -> bool:
     return not (name.startswith(("native", "_native")) or "sage" in name)
 
 
-def _clock(tensor: Tensor) -> float:
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
-    return time.perf_counter()
-
-
 class JointProcessor:
     """What the four processors share. Backend and parallel settings are those of the processor it stands for.
 
@@ -161,6 +155,10 @@ class JointProcessor:
     def __init__(self, former: Any, edit: JointEdit) -> None:
         self.former, self.edit = former, edit
         self.context = edit.context
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copied model is the plain one: nobody holds a handle to it."""
+        return copy.deepcopy(self.former, memo)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_attention_backend", "_parallel_config"):  # CogVideoX's processor has neither

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from diffusers import (
@@ -42,7 +42,7 @@ from .tiara_dit_processors import (
     WanTiaraProcessor,
     unwrapped,
 )
-from .video_attention import VideoContext
+from .video_context import VideoContext
 
 __all__ = ["FAMILIES", "install", "joint_attentions"]
 
@@ -128,24 +128,9 @@ def joint_attentions(model: nn.Module, config: TiARA) -> list[tuple[str, Any]]:
         ValueError: an unknown model, an index beyond the last, or a pattern that matches none.
     """
     family = _family(model)
-    found = [(name, module) for name, module in model.named_modules() if re.search(family.places, name)]
-    if config.layers is None:
-        return found
-    if isinstance(config.layers, str):
-        kept = [one for one in found if re.search(config.layers, one[0])]
-    elif max(config.layers) >= len(found):
-        raise ValueError(
-            f"TiARA layers={list(config.layers)}: the {type(model).__name__} has {len(found)} attentions over space "
-            f"and time, 0 to {len(found) - 1}"
-        )
-    else:
-        kept = [found[index] for index in sorted(set(config.layers))]
-    if not kept:
-        raise ValueError(
-            f"TiARA layers={config.layers!r} matches none of the {len(found)} attentions; their names are like "
-            f"{found[0][0]!r}"
-        )
-    return kept
+    found = {name: module for name, module in model.named_modules() if re.search(family.places, name)}
+    kind = f"space-time attentions of {type(model).__name__}"
+    return [(name, found[name]) for name in config.pick(list(found), kind)]
 
 
 def install(model: nn.Module, config: TiARA, context: VideoContext) -> list[tuple[str, Callable[[], None]]]:
@@ -153,14 +138,15 @@ def install(model: nn.Module, config: TiARA, context: VideoContext) -> list[tupl
 
     Args:
         model: a transformer of one of `FAMILIES`.
-        config: settings; `route` is "auto" or one of `kernels.tiara_bias.ROUTES`.
+        config: settings; `route` is "auto" or one of `kernels.tiara_bias.ROUTES`. alpha = 0 stands for joint_alpha =
+            0 too: whoever writes it wants no edit.
         context: of the handle.
 
     Returns:
         Name of each module and what takes the edit out of it again.
 
     Raises:
-        ValueError: an unknown model, route or layer, or a processor that ours cannot stand in for.
+        ValueError: an unknown model, route or layer, corners, or a processor that ours cannot stand in for.
     """
     family = _family(model)
     if config.route not in ("auto", *ROUTES):
@@ -170,6 +156,13 @@ def install(model: nn.Module, config: TiARA, context: VideoContext) -> list[tupl
         )
     if config.route in ("columns", "split") and config.mode != "frame":
         raise ValueError(f"TiARA route={config.route!r} knows whole frames only; mode={config.mode!r} takes 'auto'")
+    if config.corner_frames and config.corner_strength:
+        raise ValueError(
+            f"TiARA corner_frames={config.corner_frames} is for temporal attention; the joint attention of "
+            f"{type(model).__name__} has no bias between frames: leave it out"
+        )
+    if config.alpha == 0:
+        config = replace(config, joint_alpha=0.0)
     settings: Any = model.config
     sites = joint_attentions(model, config)
     for name, attn in sites:

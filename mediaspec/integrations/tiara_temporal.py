@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import copy
 import re
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from diffusers.hooks import HookRegistry, ModelHook
+from diffusers.hooks import ModelHook
 from diffusers.models import attention_processor as known
 from diffusers.models.attention_processor import Attention
 from torch import Tensor, nn
@@ -29,7 +28,8 @@ from torch.overrides import TorchFunctionMode
 
 from ..attention.tiara import FEWEST_FRAMES, TiARA, temporal_plan
 from ..kernels.tiara_temporal import TemporalPlan, tiara_temporal
-from .video_attention import Meter, VideoContext, take_hook_off
+from .video_attention import put_hook_on, take_hook_off
+from .video_context import Meter, VideoContext, clock
 
 __all__ = ["TiaraAttnProcessor", "TiaraHook", "install", "temporal_attentions"]
 
@@ -37,11 +37,9 @@ HOOK = "mediaspec_tiara"
 PLACES = re.compile(
     r"(^|\.)(motion_modules|temp_attentions|transformer_in|temporal_transformer_blocks)\.(.*\.)?attn[12]$"
 )
-PLAIN = tuple(
-    getattr(known, name)
-    for name in ("AttnProcessor", "AttnProcessor2_0", "XFormersAttnProcessor", "FusedAttnProcessor2_0")
-    if hasattr(known, name)
-)
+OWN_SCALE = (known.AttnProcessor, known.SlicedAttnProcessor, known.XFormersAttnProcessor)
+"""Processors that scale with `attn.scale`, 1 with scale_qk=False; torch's attention always takes D ** -0.5."""
+PLAIN = (*OWN_SCALE, known.AttnProcessor2_0, known.FusedAttnProcessor2_0)
 """Processors that compute one attention over one sequence and nothing else, which ours does as well."""
 
 
@@ -55,30 +53,13 @@ def temporal_attentions(model: nn.Module) -> list[tuple[str, Attention]]:
 
 
 def chosen(model: nn.Module, config: TiARA) -> list[tuple[str, Attention]]:
-    """Those that `layers` names.
+    """Those that `layers` names, in order of execution.
 
     Raises:
         ValueError: none, or an index beyond the last.
     """
-    found = temporal_attentions(model)
-    if config.layers is None:
-        return found
-    if isinstance(config.layers, str):
-        kept = [one for one in found if re.search(config.layers, one[0])]
-    else:
-        if max(config.layers) >= len(found):
-            raise ValueError(
-                f"TiARA layers={list(config.layers)}: this {type(model).__name__} has {len(found)} temporal "
-                f"attentions, 0 to {len(found) - 1}"
-            )
-        ordered = _in_order_of_execution(found)
-        kept = [ordered[index] for index in sorted(set(config.layers))]
-    if not kept:
-        raise ValueError(
-            f"TiARA layers={config.layers!r} matches none of the {len(found)} temporal attentions; their names begin "
-            f"like {found[0][0]!r}"
-        )
-    return kept
+    found = dict(_in_order_of_execution(temporal_attentions(model)))
+    return [(name, found[name]) for name in config.pick(list(found), f"temporal attentions of {type(model).__name__}")]
 
 
 def _in_order_of_execution(found: list[tuple[str, Attention]]) -> list[tuple[str, Attention]]:
@@ -149,7 +130,7 @@ class _Edit:
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         if plan is None or plan.frames != q.shape[2] or plan.basis.device != q.device or plan.basis.dtype != wide:
             plan = self.plan = _plan(self.context, q.shape[2], q.device, wide)
-        started = _clock(q) if self.context.measure else 0.0
+        started = clock(q) if self.context.measure else 0.0
         pool, videos = self.config.pool, self.context.videos if self.config.pool == "space" else 1
         out, means = tiara_temporal(q, k, v, plan, scale=scale, pool=pool, videos=videos, means=True)
         assert means is not None
@@ -157,7 +138,7 @@ class _Edit:
         if not self.meter.seen:  # written once: a compiled model would be compiled again for every change
             self.meter.seen = True
         if self.context.measure:
-            self.meter.seconds += _clock(out) - started
+            self.meter.seconds += clock(out) - started
         return out
 
 
@@ -168,12 +149,6 @@ def _plan(context: VideoContext, frames: int, device: torch.device, dtype: torch
     if key not in context.plans:
         context.plans[key] = temporal_plan(context.config, frames, device, dtype)
     return context.plans[key]
-
-
-def _clock(tensor: Tensor) -> float:
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
-    return time.perf_counter()
 
 
 class TiaraAttnProcessor:
@@ -190,6 +165,12 @@ class TiaraAttnProcessor:
         self.former, self.edit = former, edit
         self.context = edit.context
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """The former's, as for a proxy: `load_ip_adapter`, `unload_ip_adapter` and `UNetMotionModel.from_unet2d` make
+        new processors of this class without arguments, `set_default_attn_processor` looks it up in a list."""
+        return type(self.former)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A copied model is the plain one: nobody holds a handle to it."""
         return copy.deepcopy(self.former, memo)
@@ -204,9 +185,11 @@ class TiaraAttnProcessor:
         **more: Any,
     ) -> Tensor:
         """See `AttnProcessor2_0`; hidden_states [B * P, N, C]."""
+        if temb is not None:  # SlicedAttnProcessor knows none
+            more["temb"] = temb
         ours = hidden_states.dim() == 3 and encoder_hidden_states is None and attention_mask is None
         if not ours or not self.edit.wanted(hidden_states.shape[1]):
-            return self.former(attn, hidden_states, encoder_hidden_states, attention_mask, temb, **more)
+            return self.former(attn, hidden_states, encoder_hidden_states, attention_mask, **more)
         config = self.edit.config
         changes = config.alpha > 0 or (config.corner_frames > 0 and config.corner_strength > 0)
         entry = hidden_states
@@ -223,10 +206,10 @@ class TiaraAttnProcessor:
             q = attn.norm_q(q)
         if attn.norm_k is not None:
             k = attn.norm_k(k)
-        scale = attn.scale if type(self.former) is known.AttnProcessor else None
+        scale = attn.scale if isinstance(self.former, OWN_SCALE) else None
         out = self.edit(q, k, v, scale)
         if not changes:  # measured only: the model's own attention has another order of sums
-            return self.former(attn, entry, encoder_hidden_states, attention_mask, temb, **more)
+            return self.former(attn, entry, **more)
         out = out.transpose(1, 2).flatten(2).to(q.dtype)
         out = attn.to_out[1](attn.to_out[0](out))
         if attn.residual_connection:
@@ -296,11 +279,6 @@ class TiaraHook(ModelHook):
 
 
 def _put_hook(attn: Attention, edit: _Edit) -> Callable[[], None]:
-    registry = HookRegistry.check_if_exists_or_initialize(attn)
-    if registry.get_hook(HOOK) is not None:  # left in place by `take_hook_off`, and dead
-        hook: Any = registry.get_hook(HOOK)
-        hook.edit = edit
-    else:
-        hook = TiaraHook(edit)
-        registry.register_hook(hook, HOOK)
+    hook: Any = put_hook_on(attn, HOOK, TiaraHook(edit))
+    hook.edit = edit
     return lambda: take_hook_off(attn, HOOK, hook)

@@ -5,15 +5,14 @@
     print(handle.summary()["modules"], handle.summary()["mean_delta"])
     handle.remove()                                        # bit for bit the model it was
 
-Attention modules get no step number from diffusers, so a hook before the denoiser writes it into a `VideoContext`
-that all of them read. The same hook looks whether the modules are still the ones that were hooked: `enable_free_noise`
-builds new ones and `fuse_qkv_projections` puts other processors in; then the edit is installed again.
+A hook before the denoiser keeps the `VideoContext` that all attention modules read. It also looks whether the modules
+are still the ones that were hooked: `enable_free_noise` builds new ones and `fuse_qkv_projections` puts other
+processors in; then the edit is installed again.
 """
 
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -22,153 +21,15 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.hooks import HookRegistry, ModelHook
-from diffusers.hooks.hooks import BaseState, StateManager
+from diffusers.hooks.hooks import BaseState, HookFunctionReference, StateManager
 from torch import Tensor, nn
 
 from ..attention.tiara import TiARA
-from ..kernels.tiara_temporal import MEANS
+from .video_context import KEYS, VideoContext, clock
 
-__all__ = ["Meter", "TiaraHandle", "VideoContext", "denoisers", "enabled_on"]
+__all__ = ["TiaraHandle", "denoisers", "enabled_on", "put_hook_on", "take_hook_off"]
 
 WATCH = "mediaspec_cache_context"
-KEYS = ("mean_delta", "mean_rho", "own_frame_mass", "own_frame_mass_after")  # of MEANS, in its order
-assert len(KEYS) == len(MEANS)
-
-
-class Meter:
-    """Running sums of one attention module, kept on its device so that no call waits for a number.
-
-    Args:
-        name: of the module.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.sums: Tensor | None = None  # [4] MEANS since the last fold
-        self.calls: Tensor | None = None  # [1] since the last fold
-        self.totals: Tensor | None = None  # [5] until the last fold, calls last
-        self.seen = False
-        self.seconds = 0.0
-
-    def add(self, means: Tensor) -> None:
-        """Adds one call.
-
-        Args:
-            means: [4] as `MEANS` of `kernels.tiara_temporal`.
-        """
-        if self.sums is None or self.sums.device != means.device:
-            self.renew(means.device)
-        assert self.sums is not None and self.calls is not None
-        self.sums.add_(means)
-        self.calls.add_(1.0)
-
-    @torch.compiler.disable
-    def renew(self, device: torch.device) -> None:
-        """Moves the sums; normal tensors even in inference mode, where others could not be changed outside of it."""
-        before = self.fold()
-        with torch.inference_mode(False):
-            self.sums = torch.zeros(len(MEANS), device=device)
-            self.calls = torch.zeros(1, device=device)
-            totals = torch.zeros(len(MEANS) + 1, device=device)
-        self.totals = totals if before is None or self.totals is None else totals.add_(self.totals.to(device))
-
-    def fold(self) -> Tensor | None:
-        """Moves what was summed since the last fold into the totals; returns it [5], or None before the first call."""
-        if self.sums is None or self.calls is None or self.totals is None:
-            return None
-        fresh = torch.cat([self.sums, self.calls])
-        self.totals.add_(fresh)
-        self.sums.zero_()
-        self.calls.zero_()
-        return fresh
-
-
-class VideoContext:
-    """What the attention modules of one enabled model or pipeline know beside their inputs.
-
-    Args:
-        config: settings.
-        pipe: whose schedule tells the number of steps; None for a bare model.
-        measure: also take times (waits for the device at every call).
-    """
-
-    def __init__(self, config: TiARA, pipe: Any = None, measure: bool = False) -> None:
-        self.config, self.pipe, self.measure = config, pipe, measure
-        self.enabled = True  # False for good once the handle is removed: processors somebody kept then pass through
-        self.active = True  # whether the current step is edited
-        self.step, self.run = 0, 0
-        self.total: int | None = None
-        self.branch: str | None = None  # name of the cache context: "cond", "uncond", ...
-        self.videos = 1  # rows of the denoiser's input, both halves of guidance counted
-        self.sample_shape: tuple[int, ...] = ()
-        self.call: dict[str, int] = {}  # num_frames, height, width where the denoiser is called with them
-        self.meters: dict[str, Meter] = {}
-        self.by_step: dict[int, Tensor] = {}
-        self.plans: dict[Any, Any] = {}  # tables of the modules, by what they depend on
-        self.seconds = 0.0
-        self._pinned = False
-        self._last: float | None = None
-
-    def meter(self, name: str) -> Meter:
-        """The meter of a module, the same one when it is installed again."""
-        return self.meters.setdefault(name, Meter(name))
-
-    def pin(self, step: int, total: int | None) -> None:
-        """Takes the step from a caller; timesteps are not watched any more."""
-        self._pinned, self.total = True, total
-        self._move(step)
-
-    def watch(self, timestep: Any, branch: Any) -> None:
-        """Finds the step from the denoiser's timestep: a fall is the next step, a rise a new run."""
-        self.branch = getattr(branch, "name", None)
-        if not self._pinned:
-            told = getattr(branch, "num_inference_steps", None)
-            self.total = told or _schedule_length(self.pipe)
-            value = _level(timestep)
-            if value is not None and value != self._last:
-                fresh = self._last is None or value > self._last
-                self.run += fresh
-                self._move(0 if fresh else self.step + 1)
-                self._last = value
-        self.active = self.enabled and self.config.at_step(self.step, self.total)
-
-    def _move(self, step: int) -> None:
-        if step != self.step:
-            self.fold()
-        self.step = step
-
-    def fold(self) -> None:
-        """Books what was summed since the last fold under the current step."""
-        fresh = [one for one in (meter.fold() for meter in self.meters.values()) if one is not None]
-        if fresh:
-            home = fresh[0].device
-            sums = torch.stack([one.to(home) for one in fresh]).sum(0)
-            before = self.by_step.get(self.step)
-            self.by_step[self.step] = sums if before is None else before.to(home) + sums
-
-
-def _schedule_length(pipe: Any) -> int | None:
-    length = getattr(pipe, "_num_timesteps", None)
-    if length is None:
-        timesteps = getattr(getattr(pipe, "scheduler", None), "timesteps", None)
-        length = None if timesteps is None else len(timesteps)
-    return length
-
-
-def _level(timestep: Any) -> float | None:
-    """A number that falls from step to step: the timestep, or minus its place in the schedule it is a view of.
-
-    Reading a number from a device waits for it; a loop `for t in scheduler.timesteps` hands out views, whose offset is
-    known without.
-    """
-    if not isinstance(timestep, Tensor):
-        return None if timestep is None else float(timestep)
-    if timestep.numel() == 0 or timestep.is_meta:
-        return None
-    view = not any(timestep.stride()) and timestep.untyped_storage().nbytes() > timestep.element_size()
-    if view and timestep.device.type != "cpu":
-        return -float(timestep.storage_offset())
-    return float(timestep.detach().amax())
 
 
 class _Nothing(BaseState):
@@ -177,13 +38,34 @@ class _Nothing(BaseState):
 
 
 class _ContextWatch(ModelHook):
-    """Learns the name of the cache context that a pipeline calls its denoiser in."""
+    """Learns the name of the cache context that a pipeline calls its denoiser in.
+
+    It stands in the registry, where contexts are handed out, and leaves `forward` alone: wrappers around it need no
+    regard, and a deep copy of the model stays one (a copied wrapper would run the forward of the first model).
+    """
 
     _is_stateful = True
 
     def __init__(self) -> None:
         super().__init__()
         self.manager = StateManager(_Nothing)  # type: ignore[arg-type]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> _ContextWatch:
+        registry: Any = HookRegistry.check_if_exists_or_initialize(model)
+        watch = cls()
+        registry.hooks[WATCH] = watch
+        registry._hook_order.insert(0, WATCH)
+        registry._fn_refs.insert(0, HookFunctionReference())
+        return watch
+
+    @staticmethod
+    def off(model: nn.Module) -> None:
+        registry: Any = getattr(model, "_diffusers_hook", None)
+        if registry is not None and WATCH in registry.hooks:
+            _forget(registry, WATCH)
+            if not registry.hooks:
+                del model._diffusers_hook
 
     @property
     def current(self) -> Any:
@@ -204,18 +86,22 @@ def enabled_on(model: nn.Module) -> TiaraHandle | None:
     return None if found is None else found()
 
 
-def denoisers(target: Any) -> list[nn.Module]:
-    """The models of a pipeline that predict noise, or the model itself.
+def denoisers(target: Any) -> dict[str, nn.Module]:
+    """The models of a pipeline that predict noise, by component; a model itself has no name.
 
     Raises:
         TypeError: neither a diffusers pipeline nor a module.
     """
     target = getattr(target, "_orig_mod", target)  # of torch.compile
     if isinstance(target, nn.Module):
-        return [target]
+        return {"": target}
     if isinstance(target, DiffusionPipeline) or hasattr(target, "components"):
-        found = [getattr(target, name, None) for name in ("unet", "transformer", "transformer_2")]
-        models = [getattr(one, "_orig_mod", one) for one in found if isinstance(one, nn.Module)]
+        models: dict[str, nn.Module] = {}
+        for name in ("unet", "transformer", "transformer_2"):
+            found = getattr(target, name, None)
+            found = getattr(found, "_orig_mod", found)
+            if isinstance(found, nn.Module) and not any(found is one for one in models.values()):
+                models[name] = found
         if models:
             return models
     raise TypeError(
@@ -228,17 +114,21 @@ class _Site:
     """An installed module and how to take the edit out of it."""
 
     def __init__(self, model: nn.Module, name: str, undo: Callable[[], None], context: VideoContext) -> None:
-        self.name, self.undo = name, undo
+        self.name, self.undo, self.meter = name, undo, context.meter(name)
         self.module = model.get_submodule(name)
         processor = getattr(self.module, "processor", None)
         self.processor = processor if getattr(processor, "context", None) is context else None
+        self.forward = self.module.__dict__.get("forward") if self.processor is None else None
 
     def intact(self, model: nn.Module) -> bool:
+        """Whether the module is still the model's and still runs the edit."""
         try:
             same = model.get_submodule(self.name) is self.module
         except AttributeError:
             return False
-        return same and (self.processor is None or self.module.processor is self.processor)
+        if self.processor is not None:
+            return same and self.module.processor is self.processor
+        return same and _runs(self.module, self.forward)
 
 
 class TiaraHandle:
@@ -255,18 +145,19 @@ class TiaraHandle:
 
     def __init__(self, target: Any, config: TiARA, measure: bool = False) -> None:
         models = denoisers(target)
-        for model in models:
+        for model in models.values():
             if enabled_on(model) is not None:
                 raise ValueError(
                     f"TiARA is already enabled on this {type(model).__name__}; call remove() on its handle first"
                 )
         self.context = VideoContext(config, None if isinstance(target, nn.Module) else target, measure)
-        self._models = models
+        several = len(models) > 1  # their modules have the same names
+        self._scopes = {model: f"{name}." if several else "" for name, model in models.items()}
         self._sites: dict[nn.Module, list[_Site]] = {}
         self._hooks: list[Any] = []
         self._watches: dict[nn.Module, _ContextWatch] = {}
         try:
-            for model in models:
+            for model in self._scopes:
                 self._install(model)
                 self._listen(model)
         except BaseException:
@@ -276,11 +167,16 @@ class TiaraHandle:
     def __deepcopy__(self, memo: dict[int, Any]) -> TiaraHandle:
         return self  # hooks of a copied model ask the one handle, which knows only its own models
 
-    def set_step(self, index: int, total: int | None = None) -> None:
+    def set_step(self, index: int | None, total: int | None = None) -> None:
         """Says which denoising step comes next; loops of one's own call it, pipelines need not.
 
         Args:
-            index: from 0; total: number of steps, for `steps` given as fractions.
+            index: from 0, a lower one than before begins another video; None: from the timesteps again, as pipelines
+                have it.
+            total: number of steps, for `steps` given as fractions.
+
+        Raises:
+            ValueError: an index that no step has.
         """
         self.context.pin(index, total)
 
@@ -290,8 +186,9 @@ class TiaraHandle:
         Returns:
             "attention", "settings", "enabled", "modules" (how many were hit), "installed", "calls"; averages over all
             calls or None before the first: "mean_delta", "mean_rho", "own_frame_mass" (attention of a frame on
-            itself), "own_frame_mass_after"; the same with "calls" in "by_module" (by name) and "by_step" (by number);
-            "time_share" of the edited attention in the denoiser, None unless measured.
+            itself), "own_frame_mass_after"; the same with "calls" in "by_module" (by name, after the component's
+            where a pipeline has two denoisers) and "by_step" (by number); "time_share" of the edited attention in the
+            denoiser, None unless measured.
         """
         context = self.context
         context.fold()
@@ -321,10 +218,10 @@ class TiaraHandle:
             for site in sites:
                 site.undo()
         self._sites.clear()
-        for model, watch in self._watches.items():
-            take_hook_off(model, WATCH, watch)
+        for model in self._watches:
+            _ContextWatch.off(model)
         self._watches.clear()
-        for model in self._models:
+        for model in self._scopes:
             if enabled_on(model) is self:
                 del _enabled[model]
 
@@ -337,21 +234,19 @@ class TiaraHandle:
         self.remove()
 
     def _install(self, model: nn.Module) -> None:
-        for site in self._sites.pop(model, []):
+        """A refusal leaves the former sites in the list, undone, so that the next forward pass is refused as well."""
+        for site in self._sites.get(model, []):
             site.undo()
+        self.context.scope = self._scopes[model]
         found = _installer(model)(model, self.context.config, self.context)
         self._sites[model] = [_Site(model, name, undo, self.context) for name, undo in found]
         for site in self._sites[model]:
-            self.context.meter(site.name).seen = False
+            site.meter.seen = False
 
     def _listen(self, model: nn.Module) -> None:
         names = list(inspect.signature(type(model).forward).parameters)[1:]
         if hasattr(model, "cache_context"):
-            registry = HookRegistry.check_if_exists_or_initialize(model)
-            left: Any = registry.get_hook(WATCH)  # one that could not be taken off serves again
-            watch = self._watches[model] = _ContextWatch() if left is None else left
-            if left is None:
-                registry.register_hook(watch, WATCH)
+            self._watches[model] = _ContextWatch.of(model)
         self._hooks.append(model.register_forward_pre_hook(_Before(self, names), with_kwargs=True, prepend=True))
         self._hooks.append(model.register_forward_hook(_After(self), with_kwargs=True))
         _enabled[model] = ref(self)
@@ -370,19 +265,21 @@ class TiaraHandle:
         if not all(site.intact(model) for site in self._sites[model]):
             self._install(model)
         if context.measure:
-            self._since = _now(sample)
+            self._since = clock(sample)
 
     @torch.compiler.disable
     def _after(self, model: nn.Module, output: Any) -> None:
         context = self.context
         if context.measure:
             first = output[0] if isinstance(output, tuple) else getattr(output, "sample", output)
-            context.seconds += _now(first) - self._since
-        if context.active and not any(context.meter(site.name).seen for site in self._sites[model]):
+            context.seconds += clock(first) - self._since
+        if context.active and not any(site.meter.seen for site in self._sites[model]):
+            advice = "Enable TiARA after it, or try TiARA(route='hook')"
+            if context.config.route == "hook":
+                advice = "The hooks act on torch's scaled_dot_product_attention: set AttnProcessor2_0 on these modules"
             raise RuntimeError(
                 f"TiARA is enabled on {len(self._sites[model])} modules of this {type(model).__name__} and the first "
-                "forward pass reached none of them; other code computes its attention. Enable TiARA after it, or try "
-                "TiARA(route='hook')"
+                f"forward pass reached none of them; other code computes its attention. {advice}"
             )
 
 
@@ -406,18 +303,45 @@ class _After:
             self.handle._after(model, output)
 
 
+def _runs(module: nn.Module, forward: Any) -> bool:
+    """Whether a hooked `forward` is the module's still, or is inside of one that somebody has wrapped around it."""
+    outer = module.__dict__.get("forward")
+    while outer is not None and outer is not forward:
+        outer = getattr(outer, "__wrapped__", None)
+    return outer is not None
+
+
+def put_hook_on(module: nn.Module, name: str, hook: ModelHook) -> ModelHook:
+    """Registers a diffusers hook; one of this name that `take_hook_off` had to leave serves again and is returned."""
+    registry: Any = HookRegistry.check_if_exists_or_initialize(module)
+    left: Any = registry.get_hook(name)
+    if left is not None and _runs(module, left.forward_with_it):
+        return left
+    if left is not None:  # somebody put the forward of before it back
+        _forget(registry, name)
+    registry.register_hook(hook, name)
+    hook.forward_with_it = module.__dict__["forward"]  # type: ignore[attr-defined]
+    return hook
+
+
+def _forget(registry: Any, name: str) -> None:
+    place = registry._hook_order.index(name)
+    del registry.hooks[name], registry._hook_order[place], registry._fn_refs[place]
+
+
 def take_hook_off(module: nn.Module, name: str, hook: ModelHook) -> None:
     """Removes a diffusers hook, unless something else has wrapped `forward` since: removal would cut that off.
 
-    A hook that stays does nothing more once its context is not enabled.
+    A hook that stays does nothing more once its context is not enabled. One below another hook of the same registry
+    stays too: diffusers links a removed hook's neighbours without regard to a `new_forward` of the upper one.
     """
-    registry = getattr(module, "_diffusers_hook", None)
-    if registry is None or registry.get_hook(name) is not hook:
+    registry: Any = getattr(module, "_diffusers_hook", None)
+    if registry is None or registry.get_hook(name) is not hook or registry._hook_order[-1] != name:
         return
     outermost = getattr(module.__dict__.get("forward"), "func", None)
     if getattr(outermost, "__qualname__", "").startswith("HookRegistry."):
         registry.remove_hook(name, recurse=False)
-        if not registry.hooks and inspect.ismethod(module.__dict__.get("forward")):
+        if not registry.hooks and getattr(module.__dict__["forward"], "__func__", None) is type(module).forward:
             del module.__dict__["forward"], module._diffusers_hook  # as before the first hook
 
 
@@ -435,9 +359,3 @@ def _averages(sums: list[float]) -> dict[str, Any]:
     calls = round(sums[-1])
     means = {key: (total / calls if calls else None) for key, total in zip(KEYS, sums)}
     return {"calls": calls, **means}
-
-
-def _now(tensor: Any) -> float:
-    if isinstance(tensor, Tensor) and tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
-    return time.perf_counter()

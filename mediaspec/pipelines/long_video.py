@@ -10,6 +10,7 @@ holds one. B videos, N frames, C channels.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -48,7 +49,8 @@ class LongVideoOutput(BaseOutput):
     Args:
         frames: by `output_type`: "pil" a list of pictures per video, "np" [B, N, H, W, 3] float32 in [0, 1], "pt"
             [B, N, 3, H, W] float32 in [0, 1], "latent" [B, C, N, h, w]. None when `output_path` was given.
-        paths: the finished files (or folders of PNG files), with `output_path`.
+        paths: the files (or folders of PNG files), with `output_path`; those that a stopped call did not come to are
+            not there yet.
         stats: JSON-ready dict: `sampler, num_frames, steps, model_calls, seconds {total, encode, denoise, decode,
             write}, settings, seeds, resumed` (step each video went on from), `interrupted, versions`.
     """
@@ -178,21 +180,27 @@ class LongVideoPipeline:
         if unknown:
             raise ValueError(f"callback_on_step_end_tensor_inputs has {sorted(unknown)}; allowed is 'latents'")
         for name, value in (
-            ("num_frames", num_frames), ("checkpoint_every", checkpoint_every),
+            ("num_frames", num_frames), ("checkpoint_every", checkpoint_every), ("height", height), ("width", width),
             ("decode_chunk_size", decode_chunk_size), ("num_videos_per_prompt", num_videos_per_prompt),
+            ("num_inference_steps", num_inference_steps),
         ):  # fmt: skip
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}; write a whole number from 1 on")
+            optional = name in ("height", "width", "num_inference_steps")
+            if (value is None and optional) or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+                continue
+            raise ValueError(f"{name}={value!r}; write a whole number from 1 on")
+        if not math.isfinite(guidance_scale):
+            raise ValueError(f"guidance_scale={guidance_scale!r}; write a finite number, 1 switches guidance off")
         prompts = self._prompts(prompt, timeline, prompt_bank, num_videos_per_prompt)
         denoiser = denoiser_for(self.base, guidance_scale)
         default_height, default_width = denoiser.default_size()
-        height, width = height or default_height, width or default_width
+        height = default_height if height is None else height
+        width = default_width if width is None else width
         denoiser.check(height, width, prompts[0], negative_prompt, num_frames)
         chosen = {name: value for name, value in (sampler_settings or {}).items() if value is not None}
         SAMPLERS[sampler].check_settings(chosen)
         window = int(chosen.get("window", denoiser.window))
         kind = self._kind(sampler, num_frames, denoiser, window)
-        steps = num_inference_steps or SAMPLERS[sampler].default_steps(window)
+        steps = SAMPLERS[sampler].default_steps(window) if num_inference_steps is None else num_inference_steps
         levels = NoiseLevels.of(self.base.scheduler, steps)
         denoiser.attention, denoiser.num_steps = self.attention, steps
         if kind is not SAMPLERS[sampler]:
@@ -240,6 +248,8 @@ class LongVideoPipeline:
             run = sampler_for(seed)
             video = Frames(denoiser.decoder(decode_chunk_size), num_frames, output_type, writer, seconds)
             with ExitStack() as stack:
+                if self.attention is not None:
+                    stack.callback(self.attention.set_step, None)  # a later run of the base pipeline counts itself
                 stack.enter_context(run.installed())
                 if isinstance(bank, PromptBank):
                     stack.enter_context(install_prompt_bank(self.base, bank, num_inference_steps=steps))
@@ -250,7 +260,7 @@ class LongVideoPipeline:
                     _check_numbers(run, step, video.count)
                     self._call_back(callback_on_step_end, callback_on_step_end_tensor_inputs, run, step)
                     video.add(step)
-                    if writer is not None and (run.done or run.index % checkpoint_every == 0):
+                    if writer is not None and (run.done or self._interrupt or run.index % checkpoint_every == 0):
                         video.keep(run)
                     bar.update()
             made += run.index - (resumed[-1] or 0)
@@ -350,5 +360,5 @@ def _described(bank: Any) -> Any:
     if bank is None:
         return None
     if isinstance(bank, PromptBank):
-        return {"texts": list(bank.encoded.texts), "schedule": str(bank._schedule), "settings": str(bank.settings)}
+        return bank.describe()
     return type(bank).__name__

@@ -24,7 +24,7 @@ from .prompt_align import Fill
 from .prompt_blend import PromptGate, blend_prompts
 from .prompt_encoding import EncodedPrompts, check_align, encode_aligned, encode_each
 from .prompt_fields import Organiser
-from .timeline import Timeline
+from .timeline import Timeline, is_timeline_file
 
 __all__ = ["Asked", "PromptBank"]
 
@@ -83,9 +83,9 @@ class PromptBank:
         timeline: Any,
         num_frames: int | None = None,
         *,
-        blend: str = "promptblend",
+        blend: str | None = None,
         align: str | None = None,
-        fill: Fill = "cycle",
+        fill: Fill | None = None,
         gate: PromptGate | None = None,
         llm: Organiser | None = None,
     ) -> PromptBank:
@@ -95,10 +95,10 @@ class PromptBank:
             pipe: the pipeline whose text encoder reads them.
             timeline: `Timeline`, list of (text or fields, start, end), or the path of a YAML or JSON file.
             num_frames: length of the video; None: the timeline's own.
-            blend: see `PromptBank`.
-            align: "fields" or "none" (every prompt by itself); None: fields for "promptblend" on pipelines with
-                cross-attention to one text encoder, none otherwise.
-            fill: "cycle", "stretch" or "last", see `prompt_align.fill_tokens`.
+            blend: see `PromptBank`; None: what the file says, else "promptblend".
+            align: "fields" or "none" (every prompt by itself); None: what the file says, else fields for "promptblend"
+                on pipelines with cross-attention to one text encoder, none otherwise.
+            fill: "cycle", "stretch" or "last", see `prompt_align.fill_tokens`; None: what the file says, else "cycle".
             gate: None: the default of the pipeline's kind of model.
             llm: callback that splits texts into fields, see `prompt_fields.organise`.
 
@@ -106,6 +106,10 @@ class PromptBank:
             ValueError: from the timeline, the fields or the encoder.
         """
         line = Timeline.of(timeline, num_frames)
+        written: dict[str, Any] = Timeline.read_options(timeline) if is_timeline_file(timeline) else {}
+        blend = written.get("blend", "promptblend") if blend is None else blend
+        align = written.get("align") if align is None else align
+        fill = written.get("fill", "cycle") if fill is None else fill
         if align is None:  # joint attention blends masses, which needs no alignment
             crosses = hasattr(pipe, "unet") or type(pipe).__name__.startswith("Wan")
             alike = blend == "promptblend" and crosses and getattr(pipe, "text_encoder_2", None) is None
@@ -119,6 +123,10 @@ class PromptBank:
         bank = cls(encoded, line, blend=blend, gate=gate)
         bank.settings |= {"align": align, "fill": fill if align == "fields" else None}
         return bank
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-ready: texts, schedule and settings; runs that share work must agree on it."""
+        return {"texts": list(self.encoded.texts), "schedule": str(self._schedule), "settings": str(self.settings)}
 
     def __len__(self) -> int:
         return self.encoded.embeds.shape[0]

@@ -23,7 +23,7 @@ from typing import Any
 from .keywords import nearest
 from .prompt_fields import Prompt, PromptFields
 
-__all__ = ["BLENDS", "Segment", "Timeline", "blend_schedule"]
+__all__ = ["BLENDS", "Segment", "Timeline", "blend_schedule", "is_timeline_file"]
 
 BLENDS = ("promptblend", "linear", "cut")
 TRANSITION = 100
@@ -188,7 +188,7 @@ class Timeline:
         """
         if isinstance(timeline, Timeline):
             return timeline if num_frames in (None, timeline.num_frames) else timeline.with_num_frames(num_frames)  # type: ignore[arg-type]
-        if isinstance(timeline, (str, os.PathLike)) and Path(timeline).suffix in (".yaml", ".yml", ".json"):
+        if is_timeline_file(timeline):
             return cls.load(timeline, num_frames)
         if isinstance(timeline, (str, PromptFields)):
             if num_frames is None:
@@ -220,6 +220,9 @@ class Timeline:
             ValueError: too many prompts or too long transitions for the video.
         """
         count = len(prompts)
+        for name, value in (("num_frames", num_frames), ("transition", transition)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise TypeError(f"{name}={value!r}; write a whole number of frames")
         if count < 1 or num_frames < count:
             raise ValueError(f"{count} prompts do not fit into {num_frames} frames; each holds at least one frame")
         if transition is None:
@@ -303,6 +306,11 @@ class Timeline:
                 for s in self.segments
             ],
         }
+
+
+def is_timeline_file(timeline: Any) -> bool:
+    """Whether a timeline is given as the path of a YAML or JSON file."""
+    return isinstance(timeline, (str, os.PathLike)) and Path(timeline).suffix in (".yaml", ".yml", ".json")
 
 
 def _as_mapping(prompt: PromptFields) -> dict[str, str]:

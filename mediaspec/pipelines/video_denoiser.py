@@ -67,13 +67,14 @@ class _Denoiser:
             self.attention.set_step(min(int(done * self.num_steps + 1e-6), self.num_steps - 1), self.num_steps)
 
     def fingerprint(self) -> str:
-        """Short hash of the model's weights and of the attention processors and hooks on it, in about a millisecond:
-        two runs that share a folder must agree on it."""
+        """Short hash of the networks' dtypes and first weights, and of the attention processors and hooks on the
+        denoiser, in some milliseconds: two runs that share a folder must agree on it."""
         digest = hashlib.sha256(type(self.model).__name__.encode())
-        for name, weight in self.model.named_parameters():
-            digest.update(f"{name}{tuple(weight.shape)}".encode())
-            if weight.device.type != "meta":
-                digest.update(str(weight.detach().flatten()[:4].float().tolist()).encode())
+        for part, network in sorted(self.base.components.items()):
+            for name, weight in network.named_parameters() if isinstance(network, torch.nn.Module) else ():
+                digest.update(f"{part}.{name}{tuple(weight.shape)}{weight.dtype}".encode())
+                if weight.device.type != "meta":
+                    digest.update(str(weight.detach().flatten()[:4].float().tolist()).encode())
         for name, module in self.model.named_modules():
             hooks = getattr(getattr(module, "_diffusers_hook", None), "hooks", {})
             for part in (getattr(module, "processor", None), *hooks.values()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from diffusers import AnimateDiffPipeline
 
@@ -33,5 +35,6 @@ def load_moving_emoji(dtype: torch.dtype = torch.float32, device: str | torch.de
         ...             guidance_scale=4.0, generator=torch.Generator().manual_seed(0)).frames[0]  # doctest: +SKIP
     """
     folder = embedded_folder("moving-emoji")
-    pipe: AnimateDiffPipeline = AnimateDiffPipeline.from_pretrained(folder, torch_dtype=dtype, local_files_only=True)
-    return pipe.to(device)
+    loaded: Any = AnimateDiffPipeline.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    pipe: AnimateDiffPipeline = loaded.to(device)
+    return pipe

@@ -3,7 +3,8 @@
 While a video is made, `<path>.parts/` holds its frames as PNG files, the sampler's state and the settings. When the
 last frame is there, they become one file (or one folder of PNG files), which appears at once under its name, with its
 settings beside it, and the parts go. Every file is written under another name first and then renamed, so a kill at any
-moment leaves either the old one or the new one, and a resumed run makes the same bytes as an undisturbed one.
+moment leaves either the old one or the new one, and a resumed run makes the same bytes as an undisturbed one. A lock
+in the parts, which the system releases when a process dies, keeps two processes from writing one video.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import PIL.Image
 import torch
@@ -54,7 +56,8 @@ class VideoWriter:
         overwrite: replace a finished video of other settings.
 
     Raises:
-        ValueError: an unknown ending, no ffmpeg, parts or a finished video with other settings.
+        ValueError: an unknown ending, no ffmpeg, parts or a finished video with other settings, or another process
+            that is writing the video.
 
     Example:
         >>> writer = VideoWriter("ball.gif", {"seed": 0})  # doctest: +SKIP
@@ -79,6 +82,8 @@ class VideoWriter:
         self.parts = self.path.with_name(self.path.name + ".parts")
         self.frames = self.parts / "frames"
         self.count = 0
+        self._lock: IO[bytes] | None = None
+        self._drop_leftovers()
         self.complete = self._is_finished(resume, overwrite)
         if not self.complete:
             self._prepare(resume)
@@ -125,7 +130,8 @@ class VideoWriter:
         """Makes the file of all frames and takes the parts away.
 
         Raises:
-            ValueError: a frame that cannot be read; the rest stays as it is.
+            ValueError: a frame that cannot be read; the rest stays as it is. OSError: the disk is full; the frames
+                stay, and the same call makes the file when there is room.
         """
         if self.complete:
             return self.path
@@ -137,6 +143,7 @@ class VideoWriter:
         _write_json(self._note if not self._is_folder else self.frames / "video.json", self.settings)
         os.replace(made, self.path)
         shutil.rmtree(self.parts)
+        self._unlock()
         self.complete = True
         return self.path
 
@@ -182,16 +189,53 @@ class VideoWriter:
         raise ValueError(f"{self.path} {reason}; choose another output_path, or write overwrite=True")
 
     def _prepare(self, resume: bool) -> None:
+        self.parts.mkdir(parents=True, exist_ok=True)
+        if not self._take_lock():
+            raise ValueError(f"another process is writing {self.path}; wait for it, or choose another output_path")
         stored = _read_json(self.parts / "settings.json")
-        if self.parts.exists() and not resume:
-            shutil.rmtree(self.parts)
-        elif stored is not None and stored != self.settings and self._has_work():
+        if not resume:
+            (self.parts / "state.pt").unlink(missing_ok=True)
+            if self.frames.exists():
+                shutil.rmtree(self.frames)
+        elif stored != self.settings and self._has_work():
+            made = "settings that cannot be read" if stored is None else _difference(stored, self.settings)
+            self._unlock()
             raise ValueError(
-                f"{self.parts} holds an unfinished video made with {_difference(stored, self.settings)}; finish it "
-                "with those settings, choose another output_path, or write resume=False to begin again"
+                f"{self.parts} holds an unfinished video made with {made}; finish it with those settings, choose "
+                "another output_path, or write resume=False to begin again"
             )
         self.frames.mkdir(parents=True, exist_ok=True)
         _write_json(self.parts / "settings.json", self.settings)
+
+    def _drop_leftovers(self) -> None:
+        """Removes parts of the finished video: a kill came between its last rename and the end of its parts."""
+        done = _read_json(self._note)
+        if done is None or not self.path.exists() or not self.parts.exists():
+            return
+        if _read_json(self.parts / "settings.json") in (done, None) and self._take_lock():
+            shutil.rmtree(self.parts)
+            self._unlock()
+
+    def _take_lock(self) -> bool:
+        """Whether no other process writes this video; within one process a later writer takes over."""
+        if sys.platform == "win32":
+            return True
+        import fcntl
+
+        self._lock = open(self.parts / "lock", "wb")  # noqa: SIM115 - held until the video is finished
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            self._unlock()
+            return False
+        except OSError:  # a file system without locks
+            pass
+        return True
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _has_work(self) -> bool:
         """Whether the parts hold anything that took time."""
@@ -234,8 +278,22 @@ class VideoWriter:
             flags = ["-fflags", "+bitexact", "-flags:v", "+bitexact", "-crf", "18", "-threads", "1"]
             with imageio.get_writer(made, fps=self.fps, macro_block_size=1, output_params=flags) as movie:
                 for picture in pictures:
-                    movie.append_data(np.asarray(picture))
+                    odd = ((0, picture.height % 2), (0, picture.width % 2), (0, 0))  # the codec wants even sizes
+                    movie.append_data(np.pad(np.asarray(picture), odd, mode="edge"))
+            _check_movie(made, self.count)
         return made
+
+
+def _check_movie(path: Path, count: int) -> None:
+    """Raises OSError unless all frames can be read: ffmpeg's end is not looked at when it stops early."""
+    import imageio_ffmpeg
+
+    try:
+        found = imageio_ffmpeg.count_frames_and_secs(path)[0]
+    except RuntimeError as error:
+        raise OSError(f"{path} is damaged ({str(error).splitlines()[-1]}); the disk may be full") from error
+    if found < count:
+        raise OSError(f"{path} holds {found} of {count} frames; the disk may be full")
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

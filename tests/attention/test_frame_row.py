@@ -143,6 +143,19 @@ def test_rows_are_kept_for_refresh_steps():
     assert kept.edit(wide, wide, case.layout, step=1, run=1).delta.shape == (2, 2, 5)  # a new shape
 
 
+def test_calls_beyond_the_slots_are_measured(monkeypatch):
+    """The third window of a step does not get the row of the first."""
+    monkeypatch.setattr("mediaspec.attention.frame_row.SLOTS", 2)
+    case = make_case(FrameLayout(5, 3), 0, 1, 2)
+    kept = FrameRows(TiARA())
+    for step in range(2):
+        for scale in (1.0, 2.0, 3.0):
+            q = scale * case.q
+            found = kept.edit(q, case.k, case.layout, step=step)
+            assert torch.equal(found.delta, FrameRows(TiARA()).edit(q, case.k, case.layout, step=0).delta)
+    assert len(kept._kept) == 2
+
+
 def test_refusals():
     q = torch.zeros(1, 1, 10, 4)
     with pytest.raises(ValueError, match="queries_per_frame"):

@@ -356,6 +356,21 @@ def test_sharp_rows_keep_their_digits():
     )
 
 
+@pytest.mark.parametrize("settings", [{"alpha": 1e4}, {"alpha": 1.0, "corner_frames": 7, "corner_strength": 1e4}])
+def test_huge_biases_stay_finite(settings):
+    """Rows that see nothing but themselves, or nothing but a corner, in float32: there is no other entry to go to."""
+    cfg = TiARA(**settings)
+    q = 200 * torch.eye(8)[None, None]
+    k = q if "corner_frames" not in settings else q.roll(4, -1)
+    v = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    out, means = tiara_temporal(q, k, v, temporal_plan(cfg, 8), means=True)
+    rows = (q @ k.mT * 8**-0.5).softmax(-1)
+    edited = edit_rows(rows, adaptive_bias(rows, cfg), corner_bias(8, cfg))
+    assert out.isfinite().all() and means.isfinite().all()
+    torch.testing.assert_close(edited.sum(-1), torch.ones(1, 1, 8))
+    torch.testing.assert_close(out, edited @ v)
+
+
 def test_tables_are_made_once_and_are_no_inference_tensors():
     cfg = TiARA(alpha=4.25)
     with torch.inference_mode():
@@ -410,6 +425,8 @@ def test_wrong_sizes():
         TiARA(window_length=9).bands(6)
     with pytest.raises(ValueError, match="phi2=9 exceeds the 8 bins"):
         TiARA(phi2=9).bands(8)
+    with pytest.raises(ValueError, match="phi1=8, so phi2=9, exceeds the 8 bins"):
+        TiARA(phi1=8).bands(8)
     with pytest.raises(ValueError, match=r"give \[.., N, N\]"):
         motion_intensity(torch.zeros(3, 4), TiARA())
     with pytest.raises(ValueError, match="too few"):

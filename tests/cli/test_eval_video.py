@@ -81,6 +81,15 @@ def test_finished_folders_are_compared_and_reported(command, folders, tmp_path) 
     assert again["comparisons"] == found["comparisons"] and again["scorer"] == found["scorer"]
 
 
+def test_a_filled_folder_keeps_its_baseline(command, folders, tmp_path) -> None:
+    """Rows are stored by name; "steady" was given first here and is no name's first."""
+    plain, steady = folders
+    found = object_of(command("eval", "video", steady, plain, "--out", tmp_path, *FAST, "--limit", 2, "--json"))
+    again = object_of(command("eval", "video", tmp_path, "--json"))
+    assert found["comparisons"][0]["baseline"] == again["comparisons"][0]["baseline"] == "steady"
+    assert [one["group"] for one in again["groups"]] == ["steady", "plain"]
+
+
 def test_rows_are_kept_until_something_changes(command, folders, tmp_path, monkeypatch) -> None:
     from mediaspec.eval.video_score import VideoScorer
 
@@ -125,6 +134,8 @@ def test_vbench_folders(command, folders, tmp_path) -> None:
         (("--prompts", "{prompts}", "--attention", "tiara:alpha=-1"), "alpha"),
         (("--prompts", "{prompts}", "--steps", "fifo=3"), "freenoise=16"),
         (("--prompts", "{prompts}", "--limit", "9"), "at most"),
+        (("--prompts", "{prompts}", "--limit", "0"), "--limit is 0"),
+        (("--prompts", "{prompts}", "--fps", "0"), "--fps is 0"),
         (("--prompts", "{prompts}", "--flow", "raft"), "there is no flow"),
         (("--prompts", "{prompts}", "--num-frames", "1"), "at least 2"),
         (("--timelines", "{timelines}", "--num-frames", "8", "--blends", "linaer"), "linear"),
@@ -152,7 +163,22 @@ def test_broken_videos_are_named(command, tmp_path) -> None:
     np.save(tmp_path / "videos" / "bad.npy", np.zeros((1, 8, 8, 3), np.uint8))
     (tmp_path / "videos" / "bad.npz").unlink()
     result = command("eval", "video", tmp_path / "videos", "--out", tmp_path / "out", *FAST)
-    assert result.exit_code == 2 and "at least 2" in result.stderr
+    assert result.exit_code == 2 and "at least 2" in result.stderr and "bad.npy" in result.stderr
+
+
+def test_moving_emoji_is_made_as_generate_video_makes_it(command, tmp_path, monkeypatch) -> None:
+    from mediaspec.eval import video_run
+
+    seen = []
+    monkeypatch.setattr(video_run, "run_jobs", lambda jobs, rows, *_, **__: seen.append(rows.folder) or [])
+    (tmp_path / "prompts.txt").write_text("a red ball\n")
+    file = tmp_path / "prompts.txt"
+    run = ("eval", "video", "--prompts", file, "--samplers", "freenoise,fifo", *FAST, "--no-reader")
+    for name, options in (("a", ()), ("b", ("--guidance-scale", 2, "--steps", "freenoise=8"))):
+        command(*run, *options, "--out", tmp_path / name)
+    one, two = (json.loads((folder / "run.json").read_text()) for folder in seen)
+    assert one["guidance_scale"] == 4.0 and one["sampler_steps"] == {"freenoise": 20}
+    assert two["guidance_scale"] == 2.0 and two["sampler_steps"] == {"freenoise": 8}
 
 
 def test_made_videos_of_a_saved_pipeline(command, tmp_path) -> None:

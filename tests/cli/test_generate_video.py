@@ -24,10 +24,10 @@ SHORT = ("--num-frames", 20, "--num-inference-steps", 2, "--guidance-scale", 2, 
 
 @pytest.fixture(scope="session")
 def video_model(tmp_path_factory) -> Path:
-    from tests.pipelines import video_tiny
+    from tests.pipelines import tiny_video
 
     folder = tmp_path_factory.mktemp("model") / "tiny-video"
-    video_tiny.animatediff().save_pretrained(folder)
+    tiny_video.animatediff(letters=True).save_pretrained(folder)
     return folder
 
 
@@ -144,6 +144,18 @@ def test_another_models_folder_and_other_settings_are_refused(command, model, vi
     assert command(*arguments).exit_code == 0
     other = command(*arguments, "--fps", 12)
     assert other.exit_code == 2 and "fps: 8.0 there, 12.0 now" in other.stderr
+
+
+def test_frames_of_other_settings_are_not_thrown_away(command, video_model, tmp_path) -> None:
+    frames = tmp_path / ".work-other" / "000000.gif.parts" / "frames"
+    frames.mkdir(parents=True)
+    run = ("generate", "video", "a", "--model", video_model, "--out", tmp_path, "--format", "gif", *SHORT)
+    for work in (frames / "000000.png", frames.parent / "state.pt"):
+        work.write_bytes(b"hours of work")
+        result = command(*run)
+        assert result.exit_code == 2 and "made with other settings" in result.stderr and work.exists()
+        work.unlink()
+    assert command(*run).exit_code == 0 and not list(tmp_path.glob(".*"))
 
 
 def test_auto_pipeline_makes_a_long_video_pipeline(video_model) -> None:

@@ -21,6 +21,13 @@ def test_a_clear_gain_is_found() -> None:
     assert paired_difference(base, base + 0.05, better="lower").verdict == "worse"
 
 
+def test_outliers_against_the_ranks_claim_nothing() -> None:
+    base = np.linspace(0, 1, 32)
+    found = paired_difference(base, base + np.where(np.arange(32) < 30, 0.01, -5.0))
+    assert found.p_value < 0.01 and found.improved > 0.9 and found.mean < 0
+    assert found.verdict == "no difference"
+
+
 def test_p_is_that_of_scipy() -> None:
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=20), rng.normal(0.3, 1, 20)

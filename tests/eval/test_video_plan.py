@@ -21,6 +21,8 @@ def test_attention_lists() -> None:
     assert found[1].build() == TiARA.paper() and found[2].build() == TiARA.safe()
     assert found[3].build() == TiARA(alpha=3, window_length=9)
     assert found[4].build() == TiARA.safe(steps=(0, 7))
+    assert found[2].build("reflect") == TiARA.safe(boundary="reflect") and found[0].build("reflect") is None
+    assert parse_attention("tiara:boundary=zero")[0].build("reflect").boundary == "zero"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,9 @@ def test_timeline_files(tmp_path: Path) -> None:
     (tmp_path / "folder" / "x.json").write_text(json.dumps(single))
     for path in (tmp_path / "folder", tmp_path / "folder" / "x.json"):
         assert [line.length for line in read_timelines(path, 32)] == [32]
+    (tmp_path / "text.json").write_text(json.dumps({"pairs": "a cat"}))
+    with pytest.raises(ValueError, match="write a list"):
+        read_timelines(tmp_path / "text.json", 32)
     (tmp_path / "bad.json").write_text(json.dumps({"pairs": [["a", "b"], [["a", 5, 2]]]}))
     with pytest.raises(ValueError, match="pairs 1"):
         read_timelines(tmp_path / "bad.json", 32)

@@ -182,6 +182,24 @@ def test_a_run_is_paired_resumed_and_remeasured(pipe, tmp_path: Path) -> None:
         )
 
 
+def test_a_fifo_queue_is_edited_without_joining_its_ends(pipe) -> None:
+    settings = MakerSettings(
+        num_frames=8, sampler_steps={"fifo": 6, "freenoise": 1}, guidance_scale=1.0,
+        sampler_settings={"fifo": {"window": 6}},
+    )  # fmt: skip
+    boundaries = {}
+    for job in plan_jobs(["a b"], ["freenoise", "fifo"], parse_attention("tiara:paper")):
+        asked: list[str] = []
+
+        def remember(base, attention, asked=asked):
+            asked.append(attention.boundary)
+            return enable(base, attention=attention)
+
+        VideoMaker(settings, remember, pipe).make(job)
+        boundaries[job.sampler] = asked
+    assert boundaries == {"freenoise": ["circular"], "fifo": ["reflect"]}
+
+
 def test_blends_give_their_own_videos(pipe, tmp_path: Path) -> None:
     settings = MakerSettings(model="tiny", num_frames=20, num_inference_steps=2, guidance_scale=1.0)
     line = Timeline.of([("a b", 0, 5), ("c d", 14, 19)])

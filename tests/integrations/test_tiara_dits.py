@@ -12,6 +12,7 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     HunyuanVideoTransformer3DModel,
     LTXVideoTransformer3DModel,
+    WanPipeline,
     WanTransformer3DModel,
 )
 
@@ -147,10 +148,11 @@ def test_enable_changes_and_remove_restores(family):
 def test_zero_strength_is_the_model_itself(family):
     _, model, given = family
     before = out_of(model, given)
-    with mediaspec.enable(model, attention=TiARA(joint_alpha=0.0, **ALWAYS)) as handle:
-        assert torch.equal(out_of(model, given), before)
-        found = handle.summary()
-        assert found["modules"] == 2 and found["mean_delta"] == 0 and found["own_frame_mass"] > 0
+    for config in (TiARA(joint_alpha=0.0, **ALWAYS), TiARA(alpha=0, **ALWAYS)):
+        with mediaspec.enable(model, attention=config) as handle:
+            assert torch.equal(out_of(model, given), before)
+            found = handle.summary()
+            assert found["modules"] == 2 and found["mean_delta"] == 0 and found["own_frame_mass"] > 0
 
 
 def test_our_processors_are_the_models_own(family):
@@ -304,6 +306,63 @@ def test_cache_contexts_keep_their_own_rows():
         assert handle.summary()["by_step"].keys() == {0, 1, 2}
 
 
+def test_a_copy_is_the_plain_model():
+    torch.manual_seed(0)
+    model, given = wan()
+    sharpen(model.eval())
+    before = out_of(model, given)
+    with mediaspec.enable(model, attention=TiARA(joint_alpha=1.5, **ALWAYS)) as handle:
+        out_of(model, given)
+        copied = copy.deepcopy(model)
+        assert torch.equal(out_of(copied, given), before) and handle.summary()["calls"] == 2
+    assert type(copied.blocks[0].attn1.processor) is type(model.blocks[0].attn1.processor)
+    config = TiARA(joint_alpha=1.5, **ALWAYS)
+    with mediaspec.enable(copied, attention=config) as handle, copied.cache_context("cond"):
+        assert gap(out_of(copied, given), before) > 1e-5 and handle.context.branch == "cond"
+    assert torch.equal(out_of(copied, given), before)
+
+
+def test_two_transformers_are_counted_apart():
+    """Wan 2.2: modules of both have the same names, and each of them has to be reached."""
+    torch.manual_seed(0)
+    (high, given), (low, _) = wan(), wan()
+    pipe = WanPipeline(
+        tokenizer=None, text_encoder=None, vae=None, scheduler=FlowMatchEulerDiscreteScheduler(),
+        transformer=high.eval(), transformer_2=low.eval(), boundary_ratio=0.5,
+    )  # fmt: skip
+    pipe.scheduler.set_timesteps(4)
+    before = [out_of(model, given) for model in (high, low)]
+    with mediaspec.enable(pipe, attention=TiARA(joint_alpha=1.5, **ALWAYS)) as handle:
+        for model, t in zip((high, high, high, low), pipe.scheduler.timesteps):
+            out_of(model, given, timestep=t.expand(BATCH))
+        found = handle.summary()
+        assert (
+            found["modules"] == found["installed"] == 4
+            and found["calls"] == 8
+            and list(found["by_step"]) == [0, 1, 2, 3]
+        )
+        calls = {name: one["calls"] for name, one in found["by_module"].items()}
+        assert calls["transformer.blocks.0.attn1"] == 3 and calls["transformer_2.blocks.0.attn1"] == 1
+    assert all(torch.equal(out_of(model, given), one) for model, one in zip((high, low), before))
+
+
+def test_a_second_video_measures_its_own_rows():
+    """Also where the steps are told and fewer than `refresh`."""
+    torch.manual_seed(0)
+    model, given = wan()
+    sharpen(model.eval())
+    config = TiARA(joint_alpha=1.5, refresh=4, queries_per_frame=64)
+    other = {**given, "hidden_states": noise(BATCH, 4, FRAMES, 6, 4, seed=9)}
+    with mediaspec.enable(model, attention=config) as handle:
+        for step in range(2):
+            handle.set_step(step, 2)
+            out_of(model, given)
+        handle.set_step(0, 2)
+        second = out_of(model, other)
+    with mediaspec.enable(model, attention=config):
+        assert torch.equal(out_of(model, other), second)
+
+
 def test_steps_and_layers():
     torch.manual_seed(0)
     model, given = wan()
@@ -414,6 +473,7 @@ def test_refusals():
     for wrong, words in (
         ({"route": "hook"}, "takes 'auto'"),
         ({"route": "split", "mode": "self_token"}, "whole frames"),
+        ({"corner_frames": 2, "corner_strength": 1.0}, "leave it out"),
     ):
         with pytest.raises(ValueError, match=words):
             mediaspec.enable(model, attention=TiARA(**wrong))

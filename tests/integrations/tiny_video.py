@@ -18,6 +18,7 @@ from diffusers import (
     UNetMotionModel,
     UNetSpatioTemporalConditionModel,
 )
+from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 from diffusers.models.unets.unet_i2vgen_xl import I2VGenXLUNet
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
@@ -208,3 +209,17 @@ def generate(pipe: AnimateDiffPipeline, frames: int = FRAMES, steps: int = 2) ->
         generator=torch.Generator().manual_seed(5),
         output_type="latent",
     ).frames
+
+
+class Custom:
+    """A processor of somebody's own."""
+
+    def __call__(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None, temb=None):
+        return 2 * AttnProcessor2_0()(attn, hidden_states, encoder_hidden_states, attention_mask, temb)
+
+
+class Manual(Custom):
+    """One that calls no attention of torch's."""
+
+    def __call__(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None, temb=None):
+        return AttnProcessor()(attn, hidden_states, encoder_hidden_states, attention_mask, temb)

@@ -103,6 +103,10 @@ def test_wrong_arguments():
         tiara_temporal(case.q, case.k, case.v, case.plan, pool="time")
     with pytest.raises(ValueError, match="impl='reference'"):
         tiara_temporal(case.q, case.k, case.v, case.plan, pool="heads", impl="triton")
+    for trained in range(3):  # values alone, as a LoRA on to_v has it
+        given = [one.clone().requires_grad_(index == trained) for index, one in enumerate((case.q, case.k, case.v))]
+        with pytest.raises(ValueError, match="no backward pass"):
+            tiara_temporal(*given, case.plan, impl="triton")
     long = make_case("", 1, 1, 33, 4)
     with pytest.raises(ValueError, match="up to 32 frames"):
         run(long, "triton")

@@ -17,12 +17,14 @@ import torch
 
 from mediaspec.pipelines.long_video import LongVideoPipeline
 from mediaspec.pipelines.samplers.temporal import temporal_sites
+from mediaspec.pipelines.video_denoiser import denoiser_for
 
 from .tiny_video import animatediff, wan
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "a red cat"
 N = 8
+SLOW = pytest.mark.slow
 FIFO = {"sampler": "fifo", "num_inference_steps": 4, "sampler_settings": {"window": 4, "lookahead": False}}
 RUNS: dict[str, dict[str, Any]] = {
     "freenoise": {"sampler": "freenoise", "num_inference_steps": 2, "sampler_settings": {"window": 6}},
@@ -101,7 +103,9 @@ def test_freenoise_through_diffusers_has_no_damaged_tail() -> None:
         pipe(PROMPT, 26, sampler_settings=settings, **call)
 
 
-@pytest.mark.parametrize("name", sorted(RUNS))
+@pytest.mark.parametrize(
+    "name", ["freenoise", "fifo", *(pytest.param(n, marks=SLOW) for n in ("freelong", "outpaint"))]
+)
 def test_tiara_works_on_top(name: str) -> None:
     tiara = pytest.importorskip("mediaspec.attention.tiara")
     import mediaspec
@@ -172,7 +176,13 @@ def stop_after(step: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "stop"), [("freenoise", 1), ("freelong", 1), ("outpaint", 1), ("outpaint", 4), ("fifo", 1), ("fifo", 6)]
+    ("name", "stop"),
+    [
+        ("freenoise", 1),
+        ("outpaint", 4),
+        ("fifo", 6),
+        *(pytest.param(*case, marks=SLOW) for case in (("freelong", 1), ("outpaint", 1), ("fifo", 1))),
+    ],
 )
 def test_a_broken_off_run_goes_on_to_the_same_file(
     pipe: LongVideoPipeline, tmp_path: Path, name: str, stop: int
@@ -180,14 +190,13 @@ def test_a_broken_off_run_goes_on_to_the_same_file(
     call: dict[str, Any] = {"seeds": 1, **RUNS[name]}
     pipe(PROMPT, N, output_path=tmp_path / "whole.gif", **call)
     target = tmp_path / "broken.gif"
-    try:
+    with pytest.raises(Stop):
         pipe(PROMPT, N, output_path=target, callback_on_step_end=stop_after(stop), **call)
-    except Stop:
-        assert not target.exists() and (tmp_path / "broken.gif.parts").exists()
-        with pytest.raises(ValueError, match="seed=1"):
-            pipe(PROMPT, N, output_path=target, **{**call, "seeds": 2})
-        with pytest.raises(ValueError, match="guidance_scale=7.5"):
-            pipe(PROMPT, N, output_path=target, guidance_scale=3.0, **call)
+    assert not target.exists() and (tmp_path / "broken.gif.parts").exists()
+    with pytest.raises(ValueError, match="seed=1"):
+        pipe(PROMPT, N, output_path=target, **{**call, "seeds": 2})
+    with pytest.raises(ValueError, match="guidance_scale=7.5"):
+        pipe(PROMPT, N, output_path=target, guidance_scale=3.0, **call)
     done = pipe(PROMPT, N, output_path=target, **call)
     assert target.read_bytes() == (tmp_path / "whole.gif").read_bytes()
     assert done.paths == [target] and done.frames is None
@@ -206,11 +215,27 @@ def test_an_interrupted_run_hands_over_what_is_finished(pipe: LongVideoPipeline,
     whole = frames_of(pipe, **FIFO)
     assert torch.equal(part.frames, whole[:, :3])
     path = tmp_path / "frames"
-    pipe(PROMPT, N, output_path=path, **call)
+    pipe(PROMPT, N, output_path=path, checkpoint_every=100, **call)
     assert not path.exists() and len(list((tmp_path / "frames.parts" / "frames").glob("*.png"))) == 3
-    pipe(PROMPT, N, output_path=path, seeds=0, **FIFO)
+    assert pipe(PROMPT, N, output_path=path, seeds=0, **FIFO).stats["resumed"] == [7]
     written = np.stack([np.asarray(PIL.Image.open(one)) for one in sorted(path.glob("*.png"))])
     np.testing.assert_array_equal(written, (whole[0] * 255).round().byte().permute(0, 2, 3, 1).numpy())
+
+
+def test_the_fingerprint_tells_models_apart() -> None:
+    def fingerprint(base: Any) -> str:
+        return denoiser_for(base, 1.0).fingerprint()
+
+    base = animatediff()
+    first = fingerprint(base)
+    assert fingerprint(animatediff()) == first
+    for part in ("unet", "text_encoder", "vae"):
+        weight = next(getattr(base, part).parameters())
+        with torch.no_grad():
+            weight.add_(1.0)
+            assert fingerprint(base) != first, part
+            weight.sub_(1.0)
+    assert fingerprint(animatediff().to(dtype=torch.float64)) != first
 
 
 def test_several_videos_get_a_file_each(pipe: LongVideoPipeline, tmp_path: Path) -> None:
@@ -229,6 +254,9 @@ def test_several_videos_get_a_file_each(pipe: LongVideoPipeline, tmp_path: Path)
         ({"num_frames": 0}, "num_frames=0"),
         ({"num_frames": 2.0}, "num_frames=2.0"),
         ({"height": 15}, "divisible by 8"),
+        ({"width": 0}, "width=0"),
+        ({"num_inference_steps": 0}, "num_inference_steps=0"),
+        ({"guidance_scale": float("nan")}, "guidance_scale=nan"),
         ({"output_type": "jpg"}, "output_type"),
         ({"sampler": "plain", "num_frames": 40}, "32 frames"),
         ({"sampler_settings": {"window": 64}}, "window=64"),

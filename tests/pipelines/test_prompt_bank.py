@@ -11,10 +11,10 @@ from mediaspec.pipelines.prompt_bank import PromptBank
 from mediaspec.pipelines.prompt_blend import PromptGate
 from mediaspec.pipelines.prompt_conditioning import StepClock, install_prompt_bank, unet_cross_attentions
 from mediaspec.pipelines.timeline import Timeline
-from tests.pipelines import video_tiny
+from tests.pipelines import tiny_video
 
 LINE = Timeline.of([("a taxi moves left", 0, 1), ("a frog spins on snow", 4, 5)])
-S, C = 6, video_tiny.WIDTH
+S, C = 6, tiny_video.WIDTH
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -67,7 +67,7 @@ def unet_call(unet, text, seed: int = 0):
 
 
 def test_unet_takes_each_frames_text_at_each_depth() -> None:
-    unet = video_tiny.motion_unet()
+    unet = tiny_video.motion_unet()
     attentions, first_up = unet_cross_attentions(unet)
     assert [name.split(".")[0] for name, _ in attentions] == ["down_blocks", "mid_block", "up_blocks", "up_blocks"]
     assert first_up == 2
@@ -92,7 +92,7 @@ def test_unet_takes_each_frames_text_at_each_depth() -> None:
 
 
 def test_unet_installed_equals_text_given_per_frame() -> None:
-    unet, one = video_tiny.motion_unet(), bank(gate=PromptGate.always())
+    unet, one = tiny_video.motion_unet(), bank(gate=PromptGate.always())
     wanted = unet_call(unet, one.embeddings(torch.arange(6), 0.0))
     one.asked = None
     with install_prompt_bank(unet, one):
@@ -105,7 +105,7 @@ def test_unet_installed_equals_text_given_per_frame() -> None:
 
 
 def test_unet_with_a_samplers_embeddings_gets_the_depth_gate() -> None:
-    unet, one = video_tiny.motion_unet(), bank()
+    unet, one = tiny_video.motion_unet(), bank()
     given = one.embeddings(torch.arange(6), 0.9)  # gate shut by step
     plain = unet_call(unet, given)
     with install_prompt_bank(unet, one) as handle:
@@ -115,7 +115,7 @@ def test_unet_with_a_samplers_embeddings_gets_the_depth_gate() -> None:
 
 
 def test_an_unused_bank_is_an_error_and_so_are_wrong_models() -> None:
-    unet = video_tiny.motion_unet()
+    unet = tiny_video.motion_unet()
     handle = install_prompt_bank(unet, bank())
     unet_call(unet, random(6, S, C))
     with pytest.raises(ValueError, match="has a prompt bank already"):
@@ -133,8 +133,18 @@ def test_an_unused_bank_is_an_error_and_so_are_wrong_models() -> None:
         unet_call(unet, random(12, S, C))
 
 
+def test_a_timeline_file_says_how_its_prompts_mix(tmp_path) -> None:
+    path = tmp_path / "line.yaml"
+    path.write_text("blend: cut\nalign: fields\nfill: last\nsegments: [a taxi, a frog]\nnum_frames: 12\n")
+    pipe = tiny_video.animatediff(letters=True)
+    one = PromptBank.from_timeline(pipe, path)
+    assert (one.blend, one.settings["align"], one.settings["fill"]) == ("cut", "fields", "last")
+    assert PromptBank.from_timeline(pipe, path, blend="linear", align="none").settings["blend"] == "linear"
+    assert one.describe()["texts"] == ["a taxi", "a frog"]
+
+
 def test_a_whole_animatediff_run() -> None:
-    pipe = video_tiny.animatediff()
+    pipe = tiny_video.animatediff(letters=True)
     one = PromptBank.from_timeline(pipe, LINE)
     assert one.prompts.shape == (2, 77, C) and one.settings["align"] == "fields"
     options = dict(num_frames=6, height=16, width=16, num_inference_steps=3, guidance_scale=4.0, output_type="latent")
@@ -167,7 +177,7 @@ def wan_call(model, text, sample=None, **more):
 
 
 def test_wan_takes_each_frames_text() -> None:
-    model = video_tiny.wan()
+    model = tiny_video.wan_transformer()
     line = Timeline.of([("a", 0, 7), ("b", 16, 23)])
     one = bank(line=line, gate=PromptGate.always())
     plain = wan_call(model, one.anchor)
@@ -193,7 +203,7 @@ def test_wan_takes_each_frames_text() -> None:
 
 
 def test_wan_leaves_the_negative_branch_and_one_prompt_alone() -> None:
-    model, negative = video_tiny.wan(), random(1, S, C, seed=7)
+    model, negative = tiny_video.wan_transformer(), random(1, S, C, seed=7)
     plain = wan_call(model, negative)
     one = bank(line=Timeline.of([("a", 0, 3), ("b", 16, 20)]), gate=PromptGate.always())
     single = bank(line=Timeline.of([("a", 0, 20)]))
@@ -209,7 +219,8 @@ def test_wan_leaves_the_negative_branch_and_one_prompt_alone() -> None:
 
 
 def test_wan_with_two_transformers_gets_the_bank_in_both() -> None:
-    pipe = SimpleNamespace(transformer=video_tiny.wan(), transformer_2=video_tiny.wan(), vae_scale_factor_temporal=2)
+    first, second = tiny_video.wan_transformer(), tiny_video.wan_transformer()
+    pipe = SimpleNamespace(transformer=first, transformer_2=second, vae_scale_factor_temporal=2)
     one = bank(line=Timeline.of([("a", 0, 3), ("b", 6, 10)]), gate=PromptGate.always())
     plain = [wan_call(model, one.anchor) for model in (pipe.transformer, pipe.transformer_2)]
     with install_prompt_bank(pipe, one) as handle:
@@ -222,7 +233,7 @@ def test_wan_with_two_transformers_gets_the_bank_in_both() -> None:
 
 
 def test_wan_image_to_video_keeps_its_image_tokens() -> None:
-    model = video_tiny.wan(image_dim=8, added_kv_proj_dim=24)
+    model = tiny_video.wan_transformer(image_dim=8, added_kv_proj_dim=24)
     one = bank(512, line=Timeline.of([("a", 0, 20)]))
     image = random(1, 3, 8)
     wanted = wan_call(model, one.anchor, encoder_hidden_states_image=image)
@@ -247,7 +258,7 @@ def cog_call(model, text, rotary: bool = False, repeat: int = 1):
 
 @pytest.mark.parametrize("rotary,fused", [(False, False), (True, False), (True, True)])
 def test_cogvideox_one_prompt_and_the_negative_branch_stay(rotary: bool, fused: bool) -> None:
-    model = video_tiny.cogvideox(rotary)
+    model = tiny_video.cogvideox(rotary)
     if fused:
         model.fuse_qkv_projections()
     single = bank(line=Timeline.of([("a", 0, 16)]))
@@ -304,7 +315,7 @@ def test_joint_attention_equals_the_dense_biased_softmax() -> None:
 def test_cogvideox_refuses_a_foreign_processor() -> None:
     from diffusers.models.attention_processor import AttnProcessor2_0
 
-    model = video_tiny.cogvideox()
+    model = tiny_video.cogvideox()
     model.transformer_blocks[1].attn1.processor = AttnProcessor2_0()
     plain = model.transformer_blocks[0].attn1.processor
     with pytest.raises(ValueError, match="has the processor AttnProcessor2_0"):
@@ -313,7 +324,7 @@ def test_cogvideox_refuses_a_foreign_processor() -> None:
 
 
 def test_hunyuan_video() -> None:
-    model = video_tiny.hunyuan()
+    model = tiny_video.hunyuan()
 
     def call(text, mask):
         sample = random(1, 4, 5, 4, 4).repeat(text.shape[0], 1, 1, 1, 1)

@@ -166,7 +166,7 @@ def test_a_language_model_may_organise() -> None:
 
 
 def test_field_tokens_with_a_real_tokenizer() -> None:
-    from tests.pipelines.video_tiny import clip_tokenizer
+    from tests.pipelines.tiny_video import clip_tokenizer
 
     tokenizer = clip_tokenizer()
     before, after = special_tokens(tokenizer)

@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from diffusers import CogVideoXTransformer3DModel, HunyuanVideoTransformer3DModel
 from diffusers.models.embeddings import get_3d_rotary_pos_embed
 
 from mediaspec.attention.riflex import intrinsic_index, periods, riflex_frequency, set_frequency
 from mediaspec.pipelines.riflex import install_riflex
 
-from .tiny_video import wan, wan_transformer
-
-
-def cogvideox(rotary: bool = True) -> CogVideoXTransformer3DModel:
-    torch.manual_seed(0)
-    return CogVideoXTransformer3DModel(
-        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=4, time_embed_dim=8,
-        text_embed_dim=8, num_layers=1, sample_width=4, sample_height=4, sample_frames=9, patch_size=2,
-        temporal_compression_ratio=4, max_text_seq_length=6, use_rotary_positional_embeddings=rotary,
-    ).eval()  # fmt: skip
-
-
-def hunyuan() -> HunyuanVideoTransformer3DModel:
-    torch.manual_seed(0)
-    return HunyuanVideoTransformer3DModel(
-        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=10, num_layers=1,
-        num_single_layers=1, num_refiner_layers=1, patch_size=1, patch_size_t=1, guidance_embeds=True,
-        text_embed_dim=8, pooled_projection_dim=8, rope_axes_dim=(2, 4, 4),
-    ).eval()  # fmt: skip
+from .tiny_video import cogvideox, hunyuan, wan, wan_transformer
 
 
 def test_published_periods_and_components() -> None:
@@ -73,15 +55,15 @@ def calls() -> list[Any]:
     def run_cog(model: Any, frames: int) -> torch.Tensor:
         tables = get_3d_rotary_pos_embed(16, ((0, 0), (2, 2)), (2, 2), frames)
         hidden = torch.ones(1, frames, 4, 4, 4).cumsum(1)
-        return model(hidden, torch.ones(1, 6, 8), torch.tensor([5]), image_rotary_emb=tables).sample
+        return model(hidden, torch.ones(1, 6, 16), torch.tensor([5]), image_rotary_emb=tables).sample
 
     def run_hunyuan(model: Any, frames: int) -> torch.Tensor:
         return model(
-            torch.ones(1, 4, frames, 2, 2).cumsum(2), torch.tensor([5]), torch.ones(1, 6, 8), torch.ones(1, 6),
-            torch.ones(1, 8), guidance=torch.tensor([1.0]),
+            torch.ones(1, 4, frames, 4, 4).cumsum(2), torch.tensor([5]), torch.ones(1, 6, 16), torch.ones(1, 6),
+            torch.ones(1, 8),
         ).sample  # fmt: skip
 
-    return [(wan_transformer, run_wan), (cogvideox, run_cog), (hunyuan, run_hunyuan)]
+    return [(wan_transformer, run_wan), (partial(cogvideox, rotary=True), run_cog), (hunyuan, run_hunyuan)]
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2], ids=["wan", "cogvideox", "hunyuan"])
@@ -101,7 +83,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="components 1 to 2 along time"):
         install_riflex(wan_transformer())
     with pytest.raises(ValueError, match="rotary ones"):
-        install_riflex(cogvideox(rotary=False), k=1)
+        install_riflex(cogvideox(), k=1)
     with pytest.raises(ValueError, match="cannot be installed in Linear"):
         install_riflex(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="share=2"):

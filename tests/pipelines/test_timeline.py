@@ -85,6 +85,8 @@ def test_files_round_trip(tmp_path) -> None:
     ("segments: [a, b]", "or num_frames"),
     ("segments: []", "at least one segment"),
     ("a: [", "is no YAML"),
+    ("segments: [a, b]\nnum_frames: many", "num_frames='many'; write a whole number"),
+    ("segments: [a, b]\nnum_frames: 20\ntransition: long", "transition='long'; write a whole number"),
 ])  # fmt: skip
 def test_wrong_files(tmp_path, text: str, message: str) -> None:
     path = tmp_path / "t.yaml"

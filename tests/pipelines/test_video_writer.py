@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,79 @@ def test_damaged_parts_cost_time_but_not_the_video(tmp_path: Path) -> None:
     (writer.frames / "000002.png").write_bytes(b"no picture")
     with pytest.raises(ValueError, match="000002.png cannot be read"):
         writer.finish()
+
+
+def test_parts_that_a_kill_left_behind_a_finished_video_stand_in_nobodys_way(tmp_path: Path) -> None:
+    path = make(tmp_path / "clip.gif")
+    parts = tmp_path / "clip.gif.parts"
+
+    def leave(settings: str | None) -> None:
+        (parts / "frames").mkdir(parents=True)
+        (parts / "state.pt").write_bytes(b"state")
+        if settings is not None:
+            (parts / "settings.json").write_text(settings)
+
+    for settings in ((tmp_path / "clip.gif.json").read_text(), None):
+        leave(settings)
+        assert VideoWriter(path, {"seed": 0}).complete and not parts.exists()
+    leave((tmp_path / "clip.gif.json").read_text())
+    make(path, {"seed": 1}, overwrite=True)
+    assert VideoWriter(path, {"seed": 1}).complete
+    leave('{"seed": 2}')  # begun by somebody else: stays
+    assert VideoWriter(path, {"seed": 1}).complete and parts.exists()
+
+
+def test_parts_without_readable_settings_are_not_mixed_with_others(tmp_path: Path) -> None:
+    writer = VideoWriter(tmp_path / "clip.gif", {"seed": 0})
+    writer.write(FRAMES[:2])
+    (writer.parts / "settings.json").write_text("{")
+    with pytest.raises(ValueError, match="settings that cannot be read.*resume=False"):
+        VideoWriter(tmp_path / "clip.gif", {"seed": 1})
+    make(tmp_path / "clip.gif", {"seed": 1}, resume=False)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
+def test_two_processes_do_not_write_one_video(tmp_path: Path) -> None:
+    writer = VideoWriter(tmp_path / "clip.gif", {"seed": 0})
+    lock = writer.parts / "lock"
+    VideoWriter(tmp_path / "clip.gif", {"seed": 0})  # one process may begin again
+    del writer
+    code = f"import fcntl; f = open({str(lock)!r}, 'wb'); fcntl.lockf(f, 2); print('held', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match="another process is writing"):
+            VideoWriter(tmp_path / "clip.gif", {"seed": 0})
+        other.communicate("\n")
+    make(tmp_path / "clip.gif")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no limit on the size of files")
+def test_a_full_disk_while_ffmpeg_writes_costs_no_frame(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    import resource
+
+    frames = torch.rand(40, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    writer = VideoWriter(tmp_path / "clip.mp4", {"seed": 0})
+    writer.write(frames)
+    writer.save({})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
+    try:
+        with pytest.raises(OSError):
+            writer.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / "clip.mp4").exists()
+    again = VideoWriter(tmp_path / "clip.mp4", {"seed": 0})
+    assert again.state() == {} and again.count == 40
+    assert again.finish().stat().st_size > 8192
+
+
+def test_odd_sizes_become_an_mp4(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    writer = VideoWriter(tmp_path / "clip.mp4", {})
+    writer.write(FRAMES[:, :, :7, :5])
+    assert writer.finish().exists()
 
 
 def test_paths_of_several_videos(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Video pipelines of diffusers' own classes at toy size: 16 x 16 pixels, 8 x 8 latents, 4 channels."""
+"""Video models and pipelines of diffusers' own classes at toy size: 16 x 16 pixels, 8 x 8 latents, 4 channels."""
 
 from __future__ import annotations
 
+import string
 from typing import Any
 
 import torch
@@ -9,19 +10,30 @@ from diffusers import (
     AnimateDiffPipeline,
     AutoencoderKL,
     AutoencoderKLWan,
+    CogVideoXTransformer3DModel,
     DDIMScheduler,
     FlowMatchEulerDiscreteScheduler,
+    HunyuanVideoTransformer3DModel,
     MotionAdapter,
     UNet2DConditionModel,
     UNetMotionModel,
     WanPipeline,
     WanTransformer3DModel,
 )
-from transformers import CLIPTextConfig, CLIPTextModel, T5Config, UMT5EncoderModel
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5Config, UMT5EncoderModel
 
 from .tiny import tokenizer
 
-__all__ = ["animatediff", "motion_unet", "wan", "wan_transformer"]
+__all__ = ["WIDTH", "animatediff", "clip_tokenizer", "cogvideox", "hunyuan", "motion_unet", "wan", "wan_transformer"]
+
+WIDTH = 16  # of the text features
+
+
+def clip_tokenizer(length: int = 77) -> CLIPTokenizer:
+    """One token per letter."""
+    letters = string.ascii_lowercase + string.digits + ",.'-"
+    words = [*letters, *(f"{one}</w>" for one in letters), "<|startoftext|>", "<|endoftext|>"]
+    return CLIPTokenizer(vocab={word: n for n, word in enumerate(words)}, merges=[], model_max_length=length)
 
 
 def motion_unet(seed: int = 0, **changes: Any) -> UNetMotionModel:
@@ -30,7 +42,7 @@ def motion_unet(seed: int = 0, **changes: Any) -> UNetMotionModel:
         "sample_size": 8, "in_channels": 4, "out_channels": 4, "block_out_channels": (8, 16), "layers_per_block": 1,
         "down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion"),
         "up_block_types": ("UpBlockMotion", "CrossAttnUpBlockMotion"), "norm_num_groups": 4, "num_attention_heads": 2,
-        "cross_attention_dim": 16, "motion_num_attention_heads": 2, "motion_max_seq_length": 32,
+        "cross_attention_dim": WIDTH, "motion_num_attention_heads": 2, "motion_max_seq_length": 32,
     }  # fmt: skip
     unet = UNetMotionModel(**{**config, **changes}).eval()
     for name, weight in unet.named_parameters():  # outputs that start at zero would hide what time does
@@ -40,16 +52,20 @@ def motion_unet(seed: int = 0, **changes: Any) -> UNetMotionModel:
 
 
 def animatediff(
-    seed: int = 0, prediction_type: str = "epsilon", adapter: bool = False, **changes: Any
+    seed: int = 0, prediction_type: str = "epsilon", adapter: bool = False, letters: bool = False, **changes: Any
 ) -> AnimateDiffPipeline:
-    """With `adapter`, the pipeline also holds a motion adapter, which diffusers' FreeNoise asks for its length."""
+    """With `adapter`, the pipeline also holds a motion adapter, which diffusers' FreeNoise asks for its length; with
+    `letters`, it reads any text, as far as 77 letters."""
     unet: Any = motion_unet(seed, **changes)
-    words = tokenizer()
-    words.model_max_length = 8
+    words: Any = clip_tokenizer() if letters else tokenizer()
+    if not letters:
+        words.model_max_length = 8
     torch.manual_seed(1)
+    end = words.eos_token_id
     text = CLIPTextConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        max_position_embeddings=8, bos_token_id=1, eos_token_id=1, pad_token_id=0,
+        vocab_size=len(words) if letters else 32, hidden_size=WIDTH, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=words.model_max_length,
+        bos_token_id=words.bos_token_id if letters else end, eos_token_id=end, pad_token_id=words.pad_token_id,
     )  # fmt: skip
     vae = AutoencoderKL(
         block_out_channels=(8, 8), latent_channels=4, norm_num_groups=4, sample_size=16,
@@ -58,8 +74,8 @@ def animatediff(
     motion = None
     if adapter:
         flat = UNet2DConditionModel(
-            sample_size=8, block_out_channels=(8, 16), layers_per_block=1, norm_num_groups=4, cross_attention_dim=16,
-            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), attention_head_dim=2,
+            sample_size=8, block_out_channels=(8, 16), layers_per_block=1, norm_num_groups=4, attention_head_dim=2,
+            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), cross_attention_dim=WIDTH,
             up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
         )  # fmt: skip
         motion = MotionAdapter(
@@ -85,11 +101,11 @@ def animatediff(
     return pipe
 
 
-def wan_transformer(seed: int = 0) -> WanTransformer3DModel:
+def wan_transformer(seed: int = 0, **more: Any) -> WanTransformer3DModel:
     torch.manual_seed(seed)
     model = WanTransformer3DModel(
-        patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=16,
-        freq_dim=16, ffn_dim=32, num_layers=2, cross_attn_norm=True, rope_max_seq_len=64,
+        patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4,
+        text_dim=WIDTH, freq_dim=16, ffn_dim=32, num_layers=2, cross_attn_norm=True, rope_max_seq_len=64, **more,
     ).eval()  # fmt: skip
     torch.nn.init.normal_(model.proj_out.weight, std=0.2)
     return model
@@ -111,3 +127,21 @@ def wan(seed: int = 0) -> WanPipeline:
     )
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def cogvideox(rotary: bool = False) -> CogVideoXTransformer3DModel:
+    torch.manual_seed(4)
+    return CogVideoXTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=4, time_embed_dim=8,
+        text_embed_dim=WIDTH, num_layers=2, sample_width=8, sample_height=8, sample_frames=17, patch_size=2,
+        temporal_compression_ratio=4, max_text_seq_length=6, use_rotary_positional_embeddings=rotary,
+    ).eval()  # fmt: skip
+
+
+def hunyuan() -> HunyuanVideoTransformer3DModel:
+    torch.manual_seed(5)
+    return HunyuanVideoTransformer3DModel(
+        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=16, num_layers=1,
+        num_single_layers=1, num_refiner_layers=1, patch_size=2, patch_size_t=1, guidance_embeds=False,
+        text_embed_dim=WIDTH, pooled_projection_dim=8, rope_axes_dim=(4, 6, 6),
+    ).eval()  # fmt: skip

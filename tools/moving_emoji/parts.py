@@ -98,10 +98,17 @@ def new_unet(widths: tuple[int, ...] = (64, 128), heads: tuple[int, ...] = (2, 4
 
 
 def new_scheduler() -> DDIMScheduler:
-    """Cosine schedule with v-prediction; the last step is noise to 5 parts in 100 000, so no rescaling is needed."""
+    """Linear schedule with v-prediction.
+
+    Where the subject goes is decided at signal-to-noise ratios between 0.0005 and 0.02: a single frame hardly tells,
+    16 frames together do. A quarter of this schedule's steps lie there, of a cosine schedule's one in thirteen. The
+    last step keeps 5 parts in 100 000 of the signal's power.
+    """
     return DDIMScheduler(
         num_train_timesteps=1000,
-        beta_schedule="squaredcos_cap_v2",
+        beta_schedule="linear",
+        beta_start=0.0001,
+        beta_end=0.02,
         prediction_type="v_prediction",
         timestep_spacing="trailing",
         clip_sample=False,

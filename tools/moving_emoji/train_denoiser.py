@@ -3,12 +3,14 @@
     python tools/moving_emoji/train_denoiser.py --latents run/latents.pt --out run --minutes 76
 
 v-prediction on unit-variance latents. The learning rate is constant after the warm-up and falls to zero during the
-last `--finish` minutes, which begin at the end of `--minutes` or as soon as the file `<out>/finish` exists. Four kinds
-of batches:
+last `--finish` of `--minutes`. A file `<out>/finish` that holds a number ends the run in so many minutes: the fall
+begins at once, or becomes steeper where it has begun. Minutes count while the process runs, not while it is stopped.
+Four kinds of batches:
 
     clips      one timestep for all 16 frames
     diagonal   timestep t0 + k * slope at frame k, what a first-in-first-out sampler feeds (arXiv:2405.11473)
-    history    the first frames almost clean, the rest at one timestep
+    history    one to four neighbouring frames almost clean, the rest at one, mostly high, timestep: then where the
+               subject is can be seen, and where it goes is in the caption
     pictures   single frames of many clips: four times as many subjects per second as clips
 
 One caption in eight is empty for classifier-free guidance. Checkpoints (with running average) are renamed into place;
@@ -21,6 +23,7 @@ import argparse
 import copy
 import sys
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,8 @@ SHOWN = (
     "a soccer ball moves up slowly on green grass",
 )
 EMPTY_SHARE = 0.125
+LONGEST_STEP = 10.0
+"""Seconds; more than that between two steps means that the process was stopped."""
 CLEAN = 20.0
 """Signal-to-noise ratio from which on a frame weighs less."""
 _SUBJECT_INDEX = {s: i for i, s in enumerate(SUBJECTS)}
@@ -60,20 +65,35 @@ def clip_latents(grid: Tensor, clip: Clip, frames: int = PERIOD) -> Tensor:
 
 
 def draw_batch(
-    grid: Tensor, tokens: dict[str, Tensor], rng: np.random.Generator, clips: int, frames: int
+    grid: Tensor,
+    tokens: dict[str, Tensor],
+    rng: np.random.Generator,
+    clips: int,
+    frames: int,
+    phase_step: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Random training clips, all in the middle lane: then only the phase of a clip is open once its caption is read.
+
+    Args:
+        grid: latents [subjects, places, states, 8, 8, 8] float16.
+        tokens: token ids [16] of every caption.
+        rng: draws clips and empty captions.
+        clips: how many.
+        frames: of each.
+        phase_step: phases are multiples of this; 4 leaves 4 trajectories to choose from out of noise, and windows that
+            overlap with a stride of 4 frames still agree.
 
     Returns:
         Latents [clips, 8, frames, 8, 8] float32 and token ids [clips, 16] int64.
     """
     drawn = [sample_clip(rng, lanes=(1,)) for _ in range(clips)]
+    drawn = [replace(c, phase=c.phase // phase_step * phase_step) for c in drawn]
     x = torch.stack([clip_latents(grid, c, frames) for c in drawn]).float().permute(0, 2, 1, 3, 4)
     ids = torch.stack([tokens["" if rng.random() < EMPTY_SHARE else caption(c)] for c in drawn])
     return x.contiguous(), ids
 
 
-def draw_times(kind: str, rng: np.random.Generator, clips: int, frames: int, shift: float = 2.5) -> Tensor:
+def draw_times(kind: str, rng: np.random.Generator, clips: int, frames: int, shift: float = 1.2) -> Tensor:
     """Timesteps [clips, frames] int64 in 0..999.
 
     Clips and pictures are drawn with a shift towards noise, t = s u / (1 + (s - 1) u), because 16 nearly equal frames
@@ -86,9 +106,33 @@ def draw_times(kind: str, rng: np.random.Generator, clips: int, frames: int, shi
         slope = rng.uniform(8, 70, (clips, 1))
         rows = rng.uniform(-8 * slope, 1000) + slope * np.arange(frames)
     elif kind == "history":
-        known = rng.integers(1, frames - 3, (clips, 1))
-        rows = np.where(np.arange(frames) < known, 0, rows)
+        first, count = rng.integers(0, frames - 4, (clips, 1)), rng.integers(1, 5, (clips, 1))
+        rows = 1000 * (1 - rng.random((clips, 1)) ** 1.5 * 0.9) * np.ones((1, frames))
+        rows = np.where((np.arange(frames) >= first) & (np.arange(frames) < first + count), 0, rows)
     return torch.from_numpy(rows.clip(0, 999).astype(np.int64))
+
+
+@dataclass
+class Fall:
+    """The final fall of the learning rate, a straight line.
+
+    Args:
+        start: minute it begins.
+        length: minutes it takes.
+        peak: factor it begins at.
+    """
+
+    start: float
+    length: float
+    peak: float = 1.0
+
+    def factor(self, minutes: float) -> float:
+        """Learning-rate factor at a time."""
+        return self.peak * min(1.0, max(0.0, 1 - (minutes - self.start) / self.length))
+
+    def end_in(self, length: float, minutes: float) -> None:
+        """Reach zero in `length` minutes from now."""
+        self.peak, self.start, self.length = self.factor(minutes), minutes, length
 
 
 def ema_update(average: nn.Module, model: nn.Module, decay: float) -> None:
@@ -149,8 +193,9 @@ def main() -> None:
             part.load_state_dict(state["ema"][name])
         step, before, seen = state["step"], state["minutes"], state["clips"]
     rng = np.random.default_rng([3, step])
-    start = time.time()
-    finish_at, said, saved, drawn = args.minutes - args.finish, before, before, before or 6 - args.sheet_minutes
+    minutes, clock = before, time.time()
+    fall = Fall(args.minutes - args.finish, args.finish)
+    said, saved, drawn = before, before, before or 6 - args.sheet_minutes
     mean: dict[str, float] = {}
 
     def save(minutes: float) -> None:
@@ -167,16 +212,18 @@ def main() -> None:
         )
 
     while True:
-        minutes = before + (time.time() - start) / 60
-        if minutes < finish_at and (args.out / "finish").exists():
-            finish_at = minutes
-        if minutes >= finish_at + args.finish:
+        now = time.time()
+        minutes, clock = minutes + min(now - clock, LONGEST_STEP) / 60, now
+        if (args.out / "finish").exists():
+            fall.end_in(float((args.out / "finish").read_text() or args.finish), minutes)
+            (args.out / "finish").rename(args.out / "finish.taken")
+        if minutes >= fall.start + fall.length:
             break
-        factor = min(1.0, (step + 1) / 100) * min(1.0, 1 - (minutes - finish_at) / args.finish)
-        shares = (0.40, 0.20, 0.05, 0.35) if minutes < 15 else (0.60, 0.25, 0.05, 0.10)
+        factor = min(1.0, (step + 1) / 100) * fall.factor(minutes)
+        shares = (0.40, 0.20, 0.05, 0.35) if minutes < 15 else (0.45, 0.15, 0.38, 0.02)
         kind = ("clips", "diagonal", "history", "pictures")[rng.choice(4, p=shares)]
         clips, frames = (8 * args.clips, 1) if kind == "pictures" else (args.clips, PERIOD)
-        x, ids = draw_batch(grid, tokens, rng, clips, frames)
+        x, ids = draw_batch(grid, tokens, rng, clips, frames, 4 if kind == "clips" else 1)
         t = draw_times(kind, rng, clips, frames)
         noise = torch.randn_like(x)
         a, s = (table[t][:, None, :, None, None] for table in (signal, noise_level))
@@ -210,10 +257,10 @@ def main() -> None:
         if minutes - drawn >= args.sheet_minutes:
             drawn = minutes
             draw_sheet(ema, vae, args.out / f"sheet_{minutes:03.0f}.png")
-    save(before + (time.time() - start) / 60)
+    save(minutes)
     log(
         step=step,
-        minutes=before + (time.time() - start) / 60,
+        minutes=minutes,
         clips=seen,
         factor=0.0,
         **{f"loss_{k}": v for k, v in mean.items()},

@@ -124,6 +124,7 @@ def main() -> None:
     words = {"subjects": WORDS["subject"], "motions": WORDS["motion"], "places": WORDS["place"], "width": 128}
     (args.out / "config.json").write_text(json.dumps(words, indent=1) + "\n", encoding="utf-8")
     save_file({n: p.half().contiguous() for n, p in reader.state_dict().items()}, args.out / "model.safetensors")
+    (args.out / "model.safetensors").chmod(0o644)
 
 
 if __name__ == "__main__":

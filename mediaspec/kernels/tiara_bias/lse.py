@@ -39,7 +39,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, key_mask: Tensor | Non
         out, lse = run(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
         return out, lse
     size = q.shape[-1]
-    if q.device.type != "cuda" or q.dtype == torch.float64 or size > 256:
+    if q.device.type != "cuda" or q.dtype == torch.float64 or size + (key_mask is not None) > 256:
         return _explicit(q, k, v, scale, key_mask)
     if key_mask is not None:  # a column: 1 in the queries, HIDDEN / scale in the keys
         shown = k.new_zeros(key_mask.shape).masked_fill_(~key_mask, HIDDEN)[:, None, :, None]

@@ -83,7 +83,7 @@ def tiara_temporal(
     if videos < 1 or (pool == "space" and q.shape[0] % videos):
         raise ValueError(f"{q.shape[0]} rows are no whole number of rows for {videos} videos.")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    obstacle = _obstacle(q, pool)
+    obstacle = _obstacle(q, k, v, pool)
     if choose("tiara_temporal", q, impl) == "triton" and (impl is not None or obstacle is None):
         if obstacle is not None:
             raise ValueError(f"tiara_temporal: the kernel {obstacle}; write impl='reference' or leave it unset.")
@@ -96,11 +96,12 @@ def tiara_temporal(
     return reference.tiara_temporal(q, k, v, plan, scale, pool, videos, means)
 
 
-def _obstacle(q: Tensor, pool: str | None) -> str | None:
+def _obstacle(q: Tensor, k: Tensor, v: Tensor, pool: str | None) -> str | None:
     if pool is not None:
         return f"has no pool={pool!r}"
     if q.shape[2] > 32 or q.shape[3] > 256:
         return f"takes up to 32 frames and a head size up to 256, not {q.shape[2]} and {q.shape[3]}"
     if q.dtype == torch.float64:
         return "takes no float64"
-    return "has no backward pass" if torch.is_grad_enabled() and q.requires_grad else None
+    wants = torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v))
+    return "has no backward pass" if wants else None

@@ -19,7 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["TemporalPlan", "make_plan"]
+__all__ = ["MOST", "TemporalPlan", "make_plan"]
+
+MOST = 80.0
+"""No bias takes more: e^-80 is a normal float32, so a row with nothing but its own entry can be divided by it."""
 
 SMALLEST = 1e-12  # directions below this share of the strongest one carry no energy that float64 could tell from zero
 
@@ -105,7 +108,7 @@ def make_plan(
         basis.to(device, dtype).contiguous(),
         shares.to(device, dtype).contiguous(),
         cap is not None,
-        None if corner is None else (-corner).exp().to(device, dtype),
+        None if corner is None else corner.clamp_max(MOST).neg().exp().to(device, dtype),
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .plan import TemporalPlan
+from .plan import MOST, TemporalPlan
 
 __all__ = ["row_bias", "tiara_temporal"]
 
@@ -40,7 +40,8 @@ def row_bias(rows: Tensor, plan: TemporalPlan) -> tuple[Tensor, Tensor, Tensor]:
     if plan.booster:
         beyond = energy[:, 2]
         delta = delta * (1.0 + plan.booster * beyond / (total + beyond).clamp_min(EPSILON))
-    factor = delta.neg().exp()
+    strongest = plan.alpha * (1.0 + plan.booster)
+    factor = (delta if strongest <= MOST else delta.clamp_max(MOST)).neg().exp()
     if plan.cap:
         own = rows.diagonal(dim1=1, dim2=2).t().contiguous()
         factor = factor.maximum(found[:, count].minimum(own) / own.clamp_min(TINY))

@@ -61,7 +61,7 @@ def _tiara_kernel(
         best = tl.log(own / tl.where(binds, wanted, 1.0))
         delta = tl.where(binds, tl.minimum(delta, best), delta)
 
-    rows = tl.where(diagonal, rows * tl.exp(-delta)[:, None], rows)
+    rows = tl.where(diagonal, rows * tl.exp(-tl.minimum(delta, 80.0))[:, None], rows)  # MOST of plan.py
     if CORNER:
         rows = rows * tl.load(corner + n[:, None] * FRAMES + n[None, :], mask=both, other=0.0)
     rows = rows / tl.sum(rows, 1)[:, None]

@@ -1,0 +1,107 @@
+"""`mediaspec eval memory`: what a frame model remembers under each memory, how it drifts, and what that costs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .errors import plain_errors
+
+__all__ = ["memory"]
+
+NAMED = ("memory", "recall_psnr", "recall_ssim", "needle_accuracy", "drift_db", "loss_gap_nats", "memory_tokens",
+         "kv_bytes", "seconds_per_frame")  # fmt: skip
+
+
+def memory(
+    world: Annotated[str, typer.Option(help="panoroom, raymaze or vizdoom (pip install vizdoom).")] = "panoroom",
+    protocol: Annotated[
+        str | None, typer.Option(help="palindrome or needle (panoroom), loop or turn_back (raymaze).")
+    ] = None,
+    memories: Annotated[
+        str, typer.Option(help="Of none, window, prepend (full), channel, cross, pack_k2, pack_k4, retrieve.")
+    ] = "window,full,pack_k2,retrieve",
+    rooms: Annotated[int, typer.Option(help="Held-out rooms.")] = 50,
+    steps: Annotated[int, typer.Option(help="Network calls per chunk of frames.")] = 10,
+    seed: Annotated[int, typer.Option(help="Of the noise; all memories get the same.")] = 0,
+    weights: Annotated[
+        Path | None, typer.Option(help="Folder of <world>/<memory>/ models; default: those of the package.")
+    ] = None,
+    frames: Annotated[int | None, typer.Option(help="Palindrome: frames of the sweep.")] = None,
+    nats: Annotated[bool, typer.Option(help="Also the loss gap of the memory bottleneck.")] = True,
+    out: Annotated[
+        Path, typer.Option(help="Folder of rows and plots; run again to go on.")
+    ] = Path("memory-eval"),
+    plots: Annotated[bool, typer.Option(help="Write pareto.png and by_step.png.")] = True,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Last line of stdout is a JSON list of rows.")] = False,
+) -> None:
+    """Measure memories: recall on revisit frames only, needles, drift, nats forgotten, tokens, bytes and seconds."""
+    with plain_errors("Run the same command again to go on."):
+        from ..eval.worlds import find_world
+
+        name = protocol or next(iter(find_world(world).protocols))
+        if threads is not None:
+            import torch
+
+            torch.set_num_threads(threads)
+        try:
+            rows = evaluate(
+                world, name, memories, rooms=rooms, steps=steps, seed=seed, weights=weights, frames=frames, nats=nats,
+                out=out,
+            )  # fmt: skip
+            from ..eval.memory_plots import memory_table
+            from ..eval.memory_run import rank_agreement
+
+            typer.echo(memory_table(rows))
+            agreement = rank_agreement(rows)
+            if agreement is not None:
+                typer.echo(f"\nSpearman of recall with minus the loss gap: {agreement:.2f}")
+            if plots:
+                for path in write_plots(rows, out / world / name):
+                    typer.echo(f"plot: {path}")
+        except ImportError as error:  # names the package to install
+            raise ValueError(str(error)) from error
+        if as_json:
+            typer.echo(json.dumps([{**{key: row[key] for key in NAMED}, **row} for row in rows]))
+
+
+def evaluate(
+    world: str, protocol: str, memories: str, *, rooms: int, steps: int, seed: int, weights: Path | None,
+    frames: int | None, nats: bool, out: Path,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Rows of all memories; arguments as on the command line."""
+    from ..eval.memory_run import WEIGHTS, evaluate_memories, parse_memories
+
+    if frames is not None and protocol != "palindrome":
+        raise ValueError(f"--frames belongs to the palindrome protocol, not to {protocol}; leave it out")
+    done = [0]
+
+    def told(row: dict[str, Any]) -> None:
+        done[0] += 1
+        print(f"room {row['room']} {row['memory']}: {row.get('recall_psnr', float('nan')):.2f} dB", file=sys.stderr)
+
+    folder = out / world / protocol
+    result = evaluate_memories(
+        world, protocol, parse_memories(memories), rooms=rooms, steps=steps, seed=seed,
+        root=WEIGHTS if weights is None else weights, out=folder,
+        settings={} if frames is None else {"frames": frames}, nats=nats, on_row=told,
+    )  # fmt: skip
+    (folder / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    return result
+
+
+def write_plots(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
+    """Pareto plot and quality by AR step."""
+    from ..eval.memory_plots import plot_by_step, plot_pareto
+
+    paths = []
+    for name, draw in (("pareto.png", plot_pareto), ("by_step.png", plot_by_step)):
+        path = folder / name
+        path.write_bytes(draw(rows))
+        paths.append(path)
+    return paths

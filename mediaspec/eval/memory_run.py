@@ -1,0 +1,278 @@
+"""`mediaspec eval memory`: what each memory of a frame model recalls, how it drifts, what it costs; over many rooms.
+
+    rows = evaluate_memories("panoroom", "needle", ["window", "pack_k2", "retrieve"], rooms=50)
+
+Weights are looked for in <root>/<world>/<memory>/ (config.json, model.safetensors, codec.safetensors); further
+trainings of the same memory with other seeds lie beside it as <memory>-1, <memory>-2 and so on, and are averaged with
+intervals over seeds and rooms.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..models.frame_dit import FrameDiT
+from ..models.frame_history import ALIASES, MEMORIES
+from ..models.patch_codec import PatchCodec
+from .memory_metrics import (
+    bootstrap_mean,
+    history_drift,
+    needle_accuracy,
+    psnr_rows,
+    recall_scores,
+    spearman,
+    wall_colour_accuracy,
+)
+from .memory_rollout import denoising_nats, roll_out
+from .worlds import TEST_SEED, Episode, find_world, make_episode, recall_frames
+
+__all__ = [
+    "MemoryRows", "Trained", "evaluate_memories", "evaluate_room", "find_trained", "parse_memories", "rank_agreement",
+    "summarise",
+]  # fmt: skip
+
+WEIGHTS = Path(__file__).parents[1] / "models" / "frame_worlds"
+METRICS = ("recall_psnr", "recall_ssim", "needle_accuracy", "wall_accuracy", "drift_db", "last_gap_db", "slope_db",
+           "own_psnr", "real_psnr", "denoising_nats", "memory_gain_nats")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Args: memory, its name; seed, of the training; model, in evaluation mode; codec."""
+
+    memory: str
+    seed: int
+    model: FrameDiT
+    codec: PatchCodec
+
+
+def parse_memories(text: str) -> list[str]:
+    """Names of a comma-separated list; "full" is "prepend".
+
+    Raises:
+        ValueError: an unknown name, one named twice, or none.
+    """
+    names = [ALIASES.get(name.strip(), name.strip()) for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in MEMORIES:
+            near = difflib.get_close_matches(name, MEMORIES, n=1, cutoff=0.0)[0]
+            raise ValueError(f"memory {name!r} is none of {', '.join(MEMORIES)}; write {near!r}")
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"--memories {text!r}; give different names, as in window,full,pack_k2")
+    return names
+
+
+def find_trained(world: str, memory: str, root: str | Path = WEIGHTS) -> list[Trained]:
+    """All trainings of a memory.
+
+    Raises:
+        ValueError: there is none; the message says how to train one.
+    """
+    find_world(world)
+    base = Path(root) / world
+    folders = {0: base / memory}
+    for path in sorted(base.glob(f"{memory}-*")):
+        ending = path.name.removeprefix(f"{memory}-")
+        if ending.isdecimal():
+            folders[int(ending)] = path
+    found = []
+    for seed, folder in sorted(folders.items()):
+        if not (folder / "config.json").is_file():
+            continue
+        model = FrameDiT.from_pretrained(folder, dtype=torch.float32).eval()
+        found.append(Trained(memory, seed, model, PatchCodec.load(folder / "codec.safetensors")))
+    if not found:
+        raise ValueError(
+            f"no trained model in {base / memory}; train it with `python tools/arvdm/train_frame_dit.py --world {world} "
+            f"--memory {memory} --minutes 60 --out arvdm-run` and give --weights arvdm-run, or bring it in with "
+            f"`python tools/arvdm/export.py --run arvdm-run --world {world} --memories {memory}`"
+        )
+    return found
+
+
+def evaluate_room(trained: Trained, episode: Episode, *, steps: int, seed: int = 0, nats: bool = True) -> dict[str, Any]:
+    """Everything measured of one memory in one room.
+
+    Frames count as recall where what they show was last seen more than window + chunk frames ago.
+    """
+    model, codec = trained.model, trained.codec
+    asked = recall_frames(episode, model.config.window + model.config.num_frames)
+    made = roll_out(model, codec, episode, steps=steps, seed=seed)
+    row: dict[str, Any] = {
+        "memory": trained.memory, "training": trained.seed, "room": episode.seed, "recall_frames": int(asked.sum()),
+        "memory_tokens": made.memory_tokens, "kv_bytes": made.read_bytes, "kept_bytes": made.kept_bytes,
+        "seconds_per_frame": made.seconds_per_frame,
+    }  # fmt: skip
+    new = slice(episode.context, None)
+    own, real = psnr_rows(made.own[new], episode.frames[new]), psnr_rows(made.real[new], episode.frames[new])
+    drift = history_drift(own, real, model.config.num_frames)
+    row |= {
+        "drift_db": drift.gap_db, "last_gap_db": drift.last_gap_db, "slope_db": drift.slope_db,
+        "own_psnr": float(own.mean()), "real_psnr": float(real.mean()), "own_by_step": drift.own_db,
+        "real_by_step": drift.real_db,
+    }  # fmt: skip
+    scores = recall_scores(made.own, episode.frames, asked)
+    if scores is not None:
+        row |= {"recall_psnr": scores["psnr"], "recall_ssim": scores["ssim"]}
+        at = np.flatnonzero(asked)
+        share = needle_accuracy(made.own, episode.frames, at.tolist(), episode.needles)
+        if share is not None:
+            row["needle_accuracy"] = share
+        if episode.wall_colours is not None:
+            row["wall_accuracy"] = wall_colour_accuracy(
+                made.own[at], episode.wall_colours[at], episode.extras["palette"], episode.extras["light"][at]
+            )
+        if nats:
+            row["denoising_nats"] = denoising_nats(model, codec, episode, asked, seed=seed)
+            alone = denoising_nats(model, codec, episode, asked, seed=seed, with_memory=False)
+            row["memory_gain_nats"] = alone - row["denoising_nats"]
+    return row
+
+
+class MemoryRows:
+    """Measured rooms in a file, one JSON line each, so that a stopped run goes on.
+
+    Args:
+        path: of the file; None keeps rows in memory only.
+        settings: what must be equal for rows to be comparable.
+
+    Raises:
+        ValueError: the file was begun with other settings.
+    """
+
+    def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
+        self.path, self.rows = path, []
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            self._write({"settings": settings})
+            return
+        lines = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                lines.append(json.loads(line))
+            except ValueError:  # cut short by a kill; that room is measured again
+                continue
+        begun = lines[0].get("settings") if lines else None
+        if begun != settings:
+            raise ValueError(f"{path} was begun with {begun}, now {settings}; give another --out or the same settings")
+        self.rows = lines[1:]
+        if not path.read_text(encoding="utf-8").endswith("\n"):
+            with path.open("a", encoding="utf-8") as file:
+                file.write("\n")
+
+    def find(self, memory: str, training: int, room: int) -> dict[str, Any] | None:
+        key = (memory, training, room)
+        return next((row for row in self.rows if (row["memory"], row["training"], row["room"]) == key), None)
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        if self.path is not None:
+            self._write(row)
+
+    def _write(self, row: dict[str, Any]) -> None:
+        assert self.path is not None
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def evaluate_memories(
+    world: str, protocol: str, memories: Sequence[str], *, rooms: int = 50, steps: int = 10, seed: int = 0,
+    root: str | Path = WEIGHTS, out: Path | None = None, settings: dict[str, Any] | None = None, nats: bool = True,
+    on_row: Callable[[dict[str, Any]], None] | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Measures memories in held-out rooms and sums them up.
+
+    Args:
+        world, protocol: of `make_episode`; settings: further arguments of the protocol.
+        memories: names, see `parse_memories`.
+        rooms: seeds TEST_SEED .. TEST_SEED + rooms - 1.
+        steps: network calls per chunk.
+        seed: of the noise.
+        root: folder of weights.
+        out: folder for rows.jsonl; run again to go on.
+        nats: also the loss gap, which takes about as long as the rollouts.
+        on_row: called after every room.
+
+    Returns:
+        `summarise` of all rows.
+
+    Raises:
+        ValueError: unknown names, no rooms, or a memory without weights.
+    """
+    if rooms < 1:
+        raise ValueError(f"rooms={rooms} is not allowed; write 1 or more")
+    trained = [one for name in memories for one in find_trained(world, name, root)]
+    store = MemoryRows(
+        None if out is None else out / "rows.jsonl",
+        {"world": world, "protocol": protocol, "steps": steps, "seed": seed, "nats": nats, **(settings or {})},
+    )
+    found = []
+    for room in range(TEST_SEED, TEST_SEED + rooms):
+        episode = None
+        for one in trained:
+            row = store.find(one.memory, one.seed, room)
+            if row is None:
+                episode = episode or make_episode(world, protocol, room, **(settings or {}))
+                row = evaluate_room(one, episode, steps=steps, seed=seed, nats=nats)
+                store.add(row)
+                if on_row is not None:
+                    on_row(row)
+            found.append(row)
+    return summarise(found)
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per memory: means, intervals over trainings and rooms, cost, and the loss gap.
+
+    `loss_gap_nats` is what a memory's model leaves in denoising error beyond the best one of the list, in nats per
+    recall frame; 0 for the best. `memory_gain_nats` compares a model with itself when it is shown no past.
+    """
+    names = list(dict.fromkeys(row["memory"] for row in rows))
+    summary = []
+    for name in names:
+        own = [row for row in rows if row["memory"] == name]
+        line: dict[str, Any] = {"memory": name, "rooms": len({row["room"] for row in own})}
+        line["trainings"] = len({row["training"] for row in own})
+        for metric in METRICS:
+            pairs = [(row[metric], row["training"]) for row in own if row.get(metric) is not None]
+            if not pairs:
+                line[metric] = None
+                continue
+            values, groups = zip(*pairs)
+            interval = bootstrap_mean(values, groups)
+            line[metric] = interval.mean
+            line[f"{metric}_interval"] = [interval.low, interval.high]
+        for metric in ("memory_tokens", "kv_bytes", "kept_bytes"):
+            line[metric] = max(row[metric] for row in own)
+        line["seconds_per_frame"] = float(np.median([row["seconds_per_frame"] for row in own]))
+        for metric in ("own_by_step", "real_by_step"):
+            longest = min(len(row[metric]) for row in own)
+            line[metric] = np.mean([row[metric][:longest] for row in own], axis=0).tolist()
+        summary.append(line)
+    known = [line["denoising_nats"] for line in summary if line["denoising_nats"] is not None]
+    for line in summary:
+        line["loss_gap_nats"] = None if line["denoising_nats"] is None else line["denoising_nats"] - min(known)
+    return summary
+
+
+def rank_agreement(summary: Sequence[dict[str, Any]]) -> float | None:
+    """Spearman's correlation of recall PSNR with minus the loss gap over memories."""
+    pairs = [
+        (line["recall_psnr"], -line["loss_gap_nats"])
+        for line in summary
+        if line["recall_psnr"] is not None and line["loss_gap_nats"] is not None
+    ]
+    return spearman([a for a, _ in pairs], [b for _, b in pairs]) if len(pairs) > 1 else None
