@@ -21,8 +21,8 @@ EPSILON = 1e-12  # energy of a row that is as good as zero
 TINY = 1e-38  # smallest normal float32: an own weight below it has nothing to lose
 
 
-def row_bias(rows: Tensor, plan: TemporalPlan) -> tuple[Tensor, Tensor, Tensor]:
-    """e^-delta, delta without the cap, and rho, all [N, M], of M matrices.
+def row_bias(rows: Tensor, plan: TemporalPlan) -> tuple[Tensor, Tensor]:
+    """e^-delta and rho, both [N, M], of M matrices.
 
     The cap x*/a bounds e^-delta from below, which needs no logarithm and no case for x* <= 0.
 
@@ -36,16 +36,16 @@ def row_bias(rows: Tensor, plan: TemporalPlan) -> tuple[Tensor, Tensor, Tensor]:
     total = energy[:, 1]
     # an empty row has a zero above too, so the floor alone gives it rho = 0
     rho = energy[:, 0] / total.clamp_min(EPSILON)
-    delta = plan.alpha - plan.alpha * rho
+    bias = (rho - 1.0).mul_(plan.alpha)  # -delta
     if plan.booster:
         beyond = energy[:, 2]
-        delta = delta * (1.0 + plan.booster * beyond / (total + beyond).clamp_min(EPSILON))
+        bias = bias * (1.0 + plan.booster * beyond / (total + beyond).clamp_min(EPSILON))
     strongest = plan.alpha * (1.0 + plan.booster)
-    factor = (delta if strongest <= MOST else delta.clamp_max(MOST)).neg().exp()
+    factor = (bias if strongest <= MOST else bias.clamp_min(-MOST)).exp_()
     if plan.cap:
         own = rows.diagonal(dim1=1, dim2=2).t().contiguous()
         factor = factor.maximum(found[:, count].minimum(own) / own.clamp_min(TINY))
-    return factor, delta, rho
+    return factor, rho
 
 
 def tiara_temporal(
@@ -53,17 +53,12 @@ def tiara_temporal(
 ) -> tuple[Tensor, Tensor | None]:
     """See `mediaspec.kernels.tiara_temporal.tiara_temporal`."""
     heads = q.shape[1]
-    wide = plan.basis.dtype
-    queries, keys, values = (one.to(wide).unbind(1) for one in (q, k, v))
-    nothing = plan.basis.new_empty(1)  # read by nobody, beta being zero
-    logits = [torch.baddbmm(nothing, a, b.transpose(1, 2), beta=0, alpha=scale) for a, b in zip(queries, keys)]
-    rows = torch.cat(logits).softmax(-1)  # [M, N, N]
-    factor, delta, rho = row_bias(_pooled(rows, pool, videos, heads), plan)
-    if plan.cap and means:
-        delta = delta.minimum(factor.log().neg_())
+    queries, keys, values = (one.to(plan.basis.dtype).unbind(1) for one in (q, k, v))
+    rows = _logits(queries, keys, scale, plan.basis).softmax(-1)  # [M, N, N]
+    factor, rho = row_bias(_pooled(rows, pool, videos, heads), plan)
     edited = rows.clone() if rows.requires_grad else rows  # softmax's backward needs its result as it is
     own = edited.diagonal(dim1=1, dim2=2)  # [M, N], a view
-    before = own.sum() if means else None
+    before = own.detach().t().contiguous() if means else None
     own.mul_((factor if pool is None else _spread(factor, pool, videos, heads, len(rows))).t())
     if plan.corner is not None:
         edited.mul_(plan.corner)
@@ -71,12 +66,29 @@ def tiara_temporal(
     parts = [torch.bmm(a, b) for a, b in zip(edited.chunk(heads), values)]
     # frames before heads in memory, as the projection behind it reads them
     out = torch.cat(parts, -1).unflatten(-1, (heads, -1)).transpose(1, 2).to(v.dtype)
-    if before is None:
-        return out, None
-    # pooled rows stand for equally many rows each
-    count, few = max(own.numel(), 1), max(rho.numel(), 1)
-    after = edited.diagonal(dim1=1, dim2=2).sum()
-    return out, torch.stack([delta.sum() / few, rho.sum() / few, before / count, after / count]).detach()
+    return out, None if before is None else _means(factor.detach(), rho.detach(), before, own.detach().t())
+
+
+def _logits(queries: tuple[Tensor, ...], keys: tuple[Tensor, ...], scale: float, like: Tensor) -> Tensor:
+    """[M, N, N] scaled products, every head's written where it belongs; a gradient asks for parts of their own."""
+    nothing = like.new_empty(1)  # read by nobody, beta being zero
+    if torch.is_grad_enabled() and (queries[0].requires_grad or keys[0].requires_grad):
+        return torch.cat(
+            [torch.baddbmm(nothing, a, b.transpose(1, 2), beta=0, alpha=scale) for a, b in zip(queries, keys)]
+        )
+    rows, frames = queries[0].shape[:2]
+    logits = like.new_empty(len(queries) * rows, frames, frames)
+    for part, a, b in zip(logits.chunk(len(queries)), queries, keys):
+        torch.baddbmm(nothing, a, b.transpose(1, 2), beta=0, alpha=scale, out=part)
+    return logits
+
+
+def _means(factor: Tensor, rho: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """[4] means of delta = -log(factor), rho and the own mass; pooled rows stand for equally many rows each."""
+    if rho.shape != before.shape:
+        own = torch.stack([before, after]).mean((1, 2))
+        return torch.cat([torch.stack([factor.log().neg_(), rho]).mean((1, 2)), own])
+    return torch.stack([factor.log().neg_(), rho, before, after]).mean((1, 2))
 
 
 def _pooled(rows: Tensor, pool: str | None, videos: int, heads: int) -> Tensor:
