@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .auto import AutoPipeline
     from .class_to_image import ClassToImagePipeline
-    from .long_video import LongVideoPipeline
+    from .long_video import LongVideoOutput, LongVideoPipeline
     from .output import ImagePipelineOutput
     from .prompt_bank import PromptBank
     from .prompt_conditioning import install_prompt_bank
@@ -21,6 +21,7 @@ __all__ = [
     "AutoPipeline",
     "ClassToImagePipeline",
     "ImagePipelineOutput",
+    "LongVideoOutput",
     "LongVideoPipeline",
     "PromptBank",
     "PromptFields",
@@ -35,6 +36,7 @@ _HOMES = {
     "AutoPipeline": "auto",
     "ClassToImagePipeline": "class_to_image",
     "ImagePipelineOutput": "output",
+    "LongVideoOutput": "long_video",
     "LongVideoPipeline": "long_video",
     "PromptBank": "prompt_bank",
     "PromptFields": "prompt_fields",

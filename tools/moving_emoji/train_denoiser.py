@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from diffusers import AnimateDiffPipeline
 from torch import Tensor, nn
 
 from export import build_pipeline  # isort: skip
@@ -80,8 +81,8 @@ def draw_batch(
         rng: draws clips and empty captions.
         clips: how many.
         frames: of each.
-        phase_step: phases are multiples of this; 4 leaves 4 trajectories to choose from out of noise, and windows that
-            overlap with a stride of 4 frames still agree.
+        phase_step: phases are multiples of this. 32 starts every clip at phase 0, so caption and frame number tell
+            where the subject is; 4 leaves 4 or 8 trajectories, and windows that overlap by a stride of 4 can agree.
 
     Returns:
         Latents [clips, 8, frames, 8, 8] float32 and token ids [clips, 16] int64.
@@ -168,7 +169,9 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--hidden-lr", type=float, default=3e-3)
     parser.add_argument("--sheet-minutes", type=float, default=10.0)
+    parser.add_argument("--phase-step", type=int, default=32, help="clips start at multiples of this; 32: always at 0")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--from", dest="start", type=Path, help="an exported pipeline to begin with")
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -177,6 +180,10 @@ def main() -> None:
     tokenizer = build_tokenizer(args.out / "tokenizer")
     tokens = token_table(tokenizer)
     model = nn.ModuleDict({"unet": new_unet(), "text_encoder": new_text_encoder(tokenizer)})
+    if args.start is not None:
+        known = AnimateDiffPipeline.from_pretrained(args.start, torch_dtype=torch.float32)
+        for name, part in model.items():
+            part.load_state_dict(getattr(known, name).state_dict())
     ema = copy.deepcopy(model).requires_grad_(False)
     unet, text_encoder = model["unet"], model["text_encoder"]
     times = FrameTimes(unet)
@@ -220,10 +227,11 @@ def main() -> None:
         if minutes >= fall.start + fall.length:
             break
         factor = min(1.0, (step + 1) / 100) * fall.factor(minutes)
-        shares = (0.40, 0.20, 0.05, 0.35) if minutes < 15 else (0.45, 0.15, 0.38, 0.02)
+        young = minutes < 15 and args.start is None
+        shares = (0.40, 0.20, 0.05, 0.35) if young else (0.80, 0.12, 0.06, 0.02)
         kind = ("clips", "diagonal", "history", "pictures")[rng.choice(4, p=shares)]
         clips, frames = (8 * args.clips, 1) if kind == "pictures" else (args.clips, PERIOD)
-        x, ids = draw_batch(grid, tokens, rng, clips, frames, 4 if kind == "clips" else 1)
+        x, ids = draw_batch(grid, tokens, rng, clips, frames, args.phase_step if kind == "clips" else 1)
         t = draw_times(kind, rng, clips, frames)
         noise = torch.randn_like(x)
         a, s = (table[t][:, None, :, None, None] for table in (signal, noise_level))
@@ -251,7 +259,7 @@ def main() -> None:
                 norm=norm,
                 **{f"loss_{k}": v for k, v in mean.items()},
             )
-        if minutes - saved >= 3:
+        if minutes - saved >= 2:
             saved = minutes
             save(minutes)
         if minutes - drawn >= args.sheet_minutes:
