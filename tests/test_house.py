@@ -89,6 +89,8 @@ def test_core_rules_kernels_and_models_import_without(blocked: str) -> None:
         "import mediaspec.kernels.sample, mediaspec.kernels.verify_chain, mediaspec.kernels.verify_tree\n"
         "import mediaspec.kernels.tree_attention, mediaspec.kernels.lse_merge, mediaspec.kernels.sparse_attention\n"
         "import mediaspec.models.llamagen.gpt, mediaspec.models.eagle, mediaspec.policies\n"
+        "import mediaspec.memory, mediaspec.memory.arvdm, mediaspec.memory.gaussian, mediaspec.memory.loss_gap\n"
+        "import mediaspec.kernels.frame_pool\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -18,7 +18,7 @@ NAMED = ("memory", "recall_psnr", "recall_ssim", "needle_accuracy", "drift_db", 
 
 
 def memory(
-    world: Annotated[str, typer.Option(help="panoroom, raymaze or vizdoom (pip install vizdoom).")] = "panoroom",
+    world: Annotated[str, typer.Option(help="panoroom, raymaze or vizdoom (pip install mediaspec[worlds]).")] = "panoroom",
     protocol: Annotated[
         str | None, typer.Option(help="palindrome or needle (panoroom), loop or turn_back (raymaze).")
     ] = None,
@@ -33,9 +33,7 @@ def memory(
     ] = None,
     frames: Annotated[int | None, typer.Option(help="Palindrome: frames of the sweep.")] = None,
     nats: Annotated[bool, typer.Option(help="Also the loss gap of the memory bottleneck.")] = True,
-    out: Annotated[
-        Path, typer.Option(help="Folder of rows and plots; run again to go on.")
-    ] = Path("memory-eval"),
+    out: Annotated[Path, typer.Option(help="Folder of rows and plots; run again to go on.")] = Path("memory-eval"),
     plots: Annotated[bool, typer.Option(help="Write pareto.png and by_step.png.")] = True,
     threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Last line of stdout is a JSON list of rows.")] = False,

@@ -34,7 +34,9 @@ def flow_levels(steps: int, shift: float = 2.0) -> list[float]:
     Example: `[round(u, 2) for u in flow_levels(4, 1.0)]` is [1.0, 0.75, 0.5, 0.25, 0.0].
     """
     if steps < 1 or shift <= 0:
-        raise ValueError(f"{steps} steps with shift {shift}; write at least 1 step and a positive shift, as 10 and 2.0")
+        raise ValueError(
+            f"{steps} steps with shift {shift}; write at least 1 step and a positive shift, as 10 and 2.0"
+        )
     even = [1 - i / steps for i in range(steps + 1)]
     return [shift * u / (1 + (shift - 1) * u) for u in even]
 

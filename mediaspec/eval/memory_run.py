@@ -92,14 +92,16 @@ def find_trained(world: str, memory: str, root: str | Path = WEIGHTS) -> list[Tr
         found.append(Trained(memory, seed, model, PatchCodec.load(folder / "codec.safetensors")))
     if not found:
         raise ValueError(
-            f"no trained model in {base / memory}; train it with `python tools/arvdm/train_frame_dit.py --world {world} "
-            f"--memory {memory} --minutes 60 --out arvdm-run` and give --weights arvdm-run, or bring it in with "
-            f"`python tools/arvdm/export.py --run arvdm-run --world {world} --memories {memory}`"
+            f"no trained model in {base / memory}; train it with `python tools/arvdm/train_frame_dit.py "
+            f"--world {world} --memory {memory} --minutes 60 --out arvdm-run` and give --weights arvdm-run, or "
+            f"bring it in with `python tools/arvdm/export.py --run arvdm-run --world {world} --memories {memory}`"
         )
     return found
 
 
-def evaluate_room(trained: Trained, episode: Episode, *, steps: int, seed: int = 0, nats: bool = True) -> dict[str, Any]:
+def evaluate_room(
+    trained: Trained, episode: Episode, *, steps: int, seed: int = 0, nats: bool = True
+) -> dict[str, Any]:
     """Everything measured of one memory in one room.
 
     Frames count as recall where what they show was last seen more than window + chunk frames ago.
@@ -114,7 +116,7 @@ def evaluate_room(trained: Trained, episode: Episode, *, steps: int, seed: int =
     }  # fmt: skip
     new = slice(episode.context, None)
     own, real = psnr_rows(made.own[new], episode.frames[new]), psnr_rows(made.real[new], episode.frames[new])
-    drift = history_drift(own, real, model.config.num_frames)
+    drift = history_drift(own.tolist(), real.tolist(), model.config.num_frames)
     row |= {
         "drift_db": drift.gap_db, "last_gap_db": drift.last_gap_db, "slope_db": drift.slope_db,
         "own_psnr": float(own.mean()), "real_psnr": float(real.mean()), "own_by_step": drift.own_db,

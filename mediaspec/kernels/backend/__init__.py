@@ -40,6 +40,7 @@ OPERATIONS = (
     "lse_merge",
     "tiara_temporal",
     "tiara_bias",
+    "frame_pool",
 )
 
 

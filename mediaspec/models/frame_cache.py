@@ -1,0 +1,192 @@
+"""What a rollout keeps of its past: keys and values of frames and packed blocks, worked out once, when written.
+
+A cache reads the same as `FrameDiT.read` on all past frames, without going over them again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .frame_blocks import KeysValues
+from .frame_dit import FrameDiT, History, Memory
+from .frame_history import pack_length
+
+__all__ = ["FrameCache"]
+
+
+class _Rows:
+    """A tensor that grows along dimension 1 and can forget its front; `first` is the number of its first row."""
+
+    def __init__(self) -> None:
+        self.data: Tensor | None = None
+        self.first = self.start = self.stop = 0
+
+    def append(self, rows: Tensor) -> None:
+        need = self.stop - self.start + rows.shape[1]
+        if self.data is None or self.stop + rows.shape[1] > self.data.shape[1]:
+            # twice the room: copying stays a constant share of the work
+            grown = rows.new_empty(rows.shape[0], max(2 * need, 16), *rows.shape[2:])
+            if self.data is not None:
+                grown[:, : self.stop - self.start] = self.data[:, self.start : self.stop]
+            self.stop, self.start, self.data = self.stop - self.start, 0, grown
+        self.data[:, self.stop : self.stop + rows.shape[1]] = rows
+        self.stop += rows.shape[1]
+
+    def forget(self, before: int) -> None:
+        """Drops rows below number `before`."""
+        gone = min(max(before - self.first, 0), len(self))
+        self.first, self.start = self.first + gone, self.start + gone
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def rows(self) -> Tensor:
+        assert self.data is not None
+        return self.data[:, self.start : self.stop]
+
+    def pick(self, index: Tensor) -> Tensor:
+        """Rows numbered index [B, n]."""
+        batch = torch.arange(len(index), device=index.device)[:, None]
+        return self.rows[batch, index - self.first]
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.numel() * self.rows.element_size() if self.data is not None else 0
+
+
+class FrameCache:
+    """The past of a rollout.
+
+    Args:
+        model: whose keys and values are kept; in evaluation mode, without gradients.
+
+    Attributes:
+        frames: written so far.
+
+    Example:
+        >>> from mediaspec.models.frame_dit import FrameDiT, FrameDiTConfig, History
+        >>> model = FrameDiT(FrameDiTConfig(hidden_size=32, num_hidden_layers=2, memory="prepend")).eval()
+        >>> cache = FrameCache(model)
+        >>> cache.write(History(torch.randn(1, 9, 40, 8, 8), torch.zeros(1, 9, 2) + 512, torch.ones(1, 9).long(),
+        ...                     torch.zeros(1, 9)))
+        >>> cache.read(torch.zeros(1, 4, 2) + 512).tokens
+        144
+    """
+
+    def __init__(self, model: FrameDiT) -> None:
+        self.model = model
+        self.frames = 0
+        self._poses = _Rows()
+        self._kept = _Rows()  # [B, frame, L, 2, n, D]
+        self._blocks = _Rows()  # [B, block, L, 2, n / kt^2, D]
+        self._raw = _Rows()  # [B, frame, C, G, G], for packing and channels
+        self._raw_actions, self._raw_levels = _Rows(), _Rows()
+
+    @torch.no_grad()
+    def write(self, new: History) -> None:
+        """Adds finished frames, in their order.
+
+        Raises:
+            ValueError: no frames, another batch size, or values that are not finite.
+        """
+        if not new.frames:
+            raise ValueError("no frames to write; give at least one")
+        if self._poses.data is not None and len(self._poses.data) != len(new.poses):
+            raise ValueError(f"{len(new.poses)} rows after {len(self._poses.data)}; one cache serves one batch")
+        if not torch.isfinite(new.latents).all():
+            raise ValueError("a frame holds NaN or infinity; it would spoil everything made after it")
+        memory = self.model.config.memory
+        self.frames += new.frames
+        if memory == "none":
+            return
+        self._poses.append(new.poses)
+        n = self.model.config.tokens
+        kept = self.model.keys_values(self.model.encode_frames(new))
+        self._kept.append(kept.unflatten(3, (new.frames, n)).permute(0, 3, 1, 2, 4, 5))
+        length = pack_length(memory)
+        if length or memory == "channel":
+            self._raw.append(new.latents)
+            self._raw_actions.append(new.actions)
+            self._raw_levels.append(new.levels)
+        old = max(self.frames - self.model.config.window, 0)
+        if length:
+            self._pack(old // length, length)
+        elif memory in ("window", "channel"):
+            self._kept.forget(old)
+
+    def _pack(self, wanted: int, length: int) -> None:
+        """Packs whole blocks of what has left the recent frames."""
+        have = len(self._blocks)
+        if wanted <= have:
+            return
+        index = torch.arange(have * length, wanted * length, device=self._raw.rows.device)[None]
+        index = index.expand(len(self._raw.rows), -1)
+        past = History(
+            self._raw.pick(index), self._poses.pick(index), self._raw_actions.pick(index), self._raw_levels.pick(index)
+        )
+        kept = self.model.keys_values(self.model.encode_blocks(past, length))
+        self._blocks.append(kept.unflatten(3, (wanted - have, -1)).permute(0, 3, 1, 2, 4, 5))
+        for rows in (self._kept, self._raw, self._raw_actions, self._raw_levels):
+            rows.forget(wanted * length)
+
+    @torch.no_grad()
+    def read(self, targets: Tensor) -> Memory:
+        """What the next frames (poses [B, w, P]) read."""
+        if self.model.config.memory == "none" or not self.frames:
+            return Memory()
+        reading = self.model.plan(self._poses.rows, targets)
+        parts = [self._aged(self._kept.pick(reading.recent), self.frames - reading.recent)]
+        crossed = channel = None
+        extra = 0
+        if reading.older.shape[1]:
+            if self.model.config.memory == "channel":
+                channel = (self.model.to_tokens(self._raw.pick(reading.older)), self._poses.pick(reading.older))
+            else:
+                older = self._aged(self._kept.pick(reading.older), self.frames - reading.older)
+                if self.model.config.memory == "cross":
+                    crossed, extra = older, older.keys.shape[3]
+                else:
+                    parts.insert(0, older)
+        if reading.blocks.shape[1]:
+            newest = reading.blocks[..., -1]
+            number = newest // reading.blocks.shape[2]
+            parts.insert(0, self._aged(self._blocks.pick(number), self.frames - newest))
+        keys, values = (torch.cat([getattr(part, name) for part in parts], dim=3) for name in ("keys", "values"))
+        return Memory(KeysValues(keys, values), crossed, channel, keys.shape[3] + extra)
+
+    def _aged(self, kept: Tensor, ages: Tensor) -> KeysValues:
+        """Units [B, U, L, 2, n, D] with ages [B, U] as keys and values."""
+        return self.model.aged(
+            kept.permute(0, 2, 3, 1, 4, 5).flatten(3, 4), ages.repeat_interleave(kept.shape[4], dim=1)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything that is kept."""
+        every = (self._poses, self._kept, self._blocks, self._raw, self._raw_actions, self._raw_levels)
+        return sum(rows.nbytes for rows in every)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Contents as tensors, for a rollout that goes on another day."""
+        state = {"frames": torch.tensor(self.frames)}
+        for name, rows in self._named().items():
+            if rows.data is not None:
+                state[name], state[f"{name}.first"] = rows.rows.clone(), torch.tensor(rows.first)
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Takes what `state_dict` of a cache of the same model gave."""
+        self.frames = int(state["frames"])
+        for name, rows in self._named().items():
+            rows.__init__()  # type: ignore[misc]
+            if name in state:
+                rows.append(state[name])
+                rows.first = int(state[f"{name}.first"])
+
+    def _named(self) -> dict[str, _Rows]:
+        return {
+            "poses": self._poses, "kept": self._kept, "blocks": self._blocks, "raw": self._raw,
+            "raw_actions": self._raw_actions, "raw_levels": self._raw_levels,
+        }  # fmt: skip
