@@ -18,7 +18,9 @@ NAMED = ("memory", "recall_psnr", "recall_ssim", "needle_accuracy", "drift_db", 
 
 
 def memory(
-    world: Annotated[str, typer.Option(help="panoroom, raymaze or vizdoom (pip install mediaspec[worlds]).")] = "panoroom",
+    world: Annotated[
+        str, typer.Option(help="panoroom, raymaze or vizdoom (pip install mediaspec[worlds]).")
+    ] = "panoroom",
     protocol: Annotated[
         str | None, typer.Option(help="palindrome or needle (panoroom), loop or turn_back (raymaze).")
     ] = None,
@@ -74,21 +76,25 @@ def evaluate(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Rows of all memories; arguments as on the command line."""
     from ..eval.memory_run import WEIGHTS, evaluate_memories, parse_memories
+    from ..models.frame_history import ALIASES
 
     if frames is not None and protocol != "palindrome":
         raise ValueError(f"--frames belongs to the palindrome protocol, not to {protocol}; leave it out")
-    done = [0]
 
     def told(row: dict[str, Any]) -> None:
-        done[0] += 1
         print(f"room {row['room']} {row['memory']}: {row.get('recall_psnr', float('nan')):.2f} dB", file=sys.stderr)
 
     folder = out / world / protocol
+    names = parse_memories(memories)
     result = evaluate_memories(
-        world, protocol, parse_memories(memories), rooms=rooms, steps=steps, seed=seed,
+        world, protocol, names, rooms=rooms, steps=steps, seed=seed,
         root=WEIGHTS if weights is None else weights, out=folder,
         settings={} if frames is None else {"frames": frames}, nats=nats, on_row=told,
     )  # fmt: skip
+    # rows bear the names that were asked for
+    asked = {ALIASES.get(name.strip(), name.strip()): name.strip() for name in memories.split(",")}
+    for row in result:
+        row["memory"] = asked[row["memory"]]
     (folder / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
     return result
 

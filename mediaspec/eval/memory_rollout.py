@@ -16,6 +16,7 @@ from torch import Tensor
 from ..models.frame_cache import FrameCache
 from ..models.frame_dit import FrameDiT, History, Memory
 from ..models.patch_codec import PatchCodec
+from .memory_metrics.cost import kv_bytes
 from .memory_metrics.loss_gap import nats_of_errors, snr_grid
 from .worlds import Episode
 
@@ -115,7 +116,14 @@ def roll_out(
         steps, shift: of the sampler.
         seed: of the noise, together with the episode's.
         real: also make every chunk on the real history.
+
+    Raises:
+        ValueError: the episode asks for no frame.
     """
+    if episode.context >= len(episode):
+        raise ValueError(
+            f"all {len(episode)} frames of the episode are given; ask for at least one, with less context"
+        )
     truth = episode_history(codec, episode)
     w, total = model.config.num_frames, len(episode)
     own, teacher = FrameCache(model), FrameCache(model)
@@ -148,9 +156,9 @@ def roll_out(
         asked = codec.decode(torch.cat(made[name])).numpy()
         return np.concatenate([episode.frames[: episode.context], asked])
 
-    each = 2 * model.config.num_hidden_layers * model.config.hidden_size * 4
+    read = kv_bytes(tokens, model.config.hidden_size, model.config.num_hidden_layers)
     return Rollout(
-        pictures("own"), pictures("real" if real else "own"), tokens, tokens * each, own.nbytes,
+        pictures("own"), pictures("real" if real else "own"), tokens, read, own.nbytes,
         statistics.median(seconds[1:] or seconds),
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ intervals over seeds and rooms.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -41,18 +42,20 @@ __all__ = [
 ]  # fmt: skip
 
 WEIGHTS = Path(__file__).parents[1] / "models" / "frame_worlds"
-METRICS = ("recall_psnr", "recall_ssim", "needle_accuracy", "wall_accuracy", "drift_db", "last_gap_db", "slope_db",
-           "own_psnr", "real_psnr", "denoising_nats", "memory_gain_nats")  # fmt: skip
+METRICS = ("recall_psnr", "recall_ssim", "recall_last_psnr", "needle_accuracy", "wall_accuracy", "drift_db",
+           "last_gap_db", "slope_db", "first_last_db", "own_psnr", "real_psnr", "denoising_nats",
+           "memory_gain_nats")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Args: memory, its name; seed, of the training; model, in evaluation mode; codec."""
+    """Args: memory, its name; seed, of the training; model, in evaluation mode; codec; digest, of its files."""
 
     memory: str
     seed: int
     model: FrameDiT
     codec: PatchCodec
+    digest: str
 
 
 def parse_memories(text: str) -> list[str]:
@@ -89,7 +92,10 @@ def find_trained(world: str, memory: str, root: str | Path = WEIGHTS) -> list[Tr
         if not (folder / "config.json").is_file():
             continue
         model = FrameDiT.from_pretrained(folder, dtype=torch.float32).eval()
-        found.append(Trained(memory, seed, model, PatchCodec.load(folder / "codec.safetensors")))
+        codec = PatchCodec.load(folder / "codec.safetensors")
+        files = ("config.json", "model.safetensors", "codec.safetensors")
+        digest = hashlib.sha256(b"".join((folder / name).read_bytes() for name in files)).hexdigest()[:16]
+        found.append(Trained(memory, seed, model, codec, digest))
     if not found:
         raise ValueError(
             f"no trained model in {base / memory}; train it with `python tools/arvdm/train_frame_dit.py "
@@ -110,7 +116,8 @@ def evaluate_room(
     asked = recall_frames(episode, model.config.window + model.config.num_frames)
     made = roll_out(model, codec, episode, steps=steps, seed=seed)
     row: dict[str, Any] = {
-        "memory": trained.memory, "training": trained.seed, "room": episode.seed, "recall_frames": int(asked.sum()),
+        "memory": trained.memory, "training": trained.seed, "weights": trained.digest, "room": episode.seed,
+        "recall_frames": int(asked.sum()),
         "memory_tokens": made.memory_tokens, "kv_bytes": made.read_bytes, "kept_bytes": made.kept_bytes,
         "seconds_per_frame": made.seconds_per_frame,
     }  # fmt: skip
@@ -119,12 +126,15 @@ def evaluate_room(
     drift = history_drift(own.tolist(), real.tolist(), model.config.num_frames)
     row |= {
         "drift_db": drift.gap_db, "last_gap_db": drift.last_gap_db, "slope_db": drift.slope_db,
-        "own_psnr": float(own.mean()), "real_psnr": float(real.mean()), "own_by_step": drift.own_db,
+        "first_last_db": drift.first_last_db, "own_psnr": float(own.mean()), "real_psnr": float(real.mean()),
+        "own_by_step": drift.own_db,
         "real_by_step": drift.real_db,
     }  # fmt: skip
     scores = recall_scores(made.own, episode.frames, asked)
     if scores is not None:
-        row |= {"recall_psnr": scores["psnr"], "recall_ssim": scores["ssim"]}
+        row |= {
+            "recall_psnr": scores["psnr"], "recall_ssim": scores["ssim"], "recall_last_psnr": scores["last_psnr"]
+        }  # fmt: skip
         at = np.flatnonzero(asked)
         share = needle_accuracy(made.own, episode.frames, at.tolist(), episode.needles)
         if share is not None:
@@ -156,16 +166,19 @@ class MemoryRows:
         if path is None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            self._write({"settings": settings})
-            return
         lines = []
+        if not path.exists():
+            path.touch()
         for line in path.read_text(encoding="utf-8").splitlines():
             try:
                 lines.append(json.loads(line))
             except ValueError:  # cut short by a kill; that room is measured again
                 continue
-        begun = lines[0].get("settings") if lines else None
+        if not lines:  # new, or killed before the first line was whole
+            path.write_text("", encoding="utf-8")
+            self._write({"settings": settings})
+            return
+        begun = lines[0].get("settings")
         if begun != settings:
             raise ValueError(f"{path} was begun with {begun}, now {settings}; give another --out or the same settings")
         self.rows = lines[1:]
@@ -173,9 +186,11 @@ class MemoryRows:
             with path.open("a", encoding="utf-8") as file:
                 file.write("\n")
 
-    def find(self, memory: str, training: int, room: int) -> dict[str, Any] | None:
-        key = (memory, training, room)
-        return next((row for row in self.rows if (row["memory"], row["training"], row["room"]) == key), None)
+    def find(self, trained: Trained, room: int) -> dict[str, Any] | None:
+        """The row of a training in a room; None where it was not measured with these very weights."""
+        key = (trained.memory, trained.seed, trained.digest, room)
+        names = ("memory", "training", "weights", "room")
+        return next((row for row in self.rows if tuple(row.get(name) for name in names) == key), None)
 
     def add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
@@ -225,7 +240,7 @@ def evaluate_memories(
     for room in range(TEST_SEED, TEST_SEED + rooms):
         episode = None
         for one in trained:
-            row = store.find(one.memory, one.seed, room)
+            row = store.find(one, room)
             if row is None:
                 episode = episode or make_episode(world, protocol, room, **(settings or {}))
                 row = evaluate_room(one, episode, steps=steps, seed=seed, nats=nats)

@@ -160,8 +160,12 @@ class Rollout(Iterator[Finished]):
         """Network calls made."""
         self.ramp = 0 if init is not None else schedule.w - schedule.delta
         self.front: Tensor | None = None
+        self.spare: Tensor | None = None
+        """Frames made beyond `num_frames`, for a run that goes on with more."""
         self.window = self._start(init)
-        if history is not None and self.memory is not None:
+        if history is not None:
+            if self.memory is None:
+                raise ValueError("history needs a memory that shows it to the network; pass memory=, or no history")
             ids = list(range(self.first))
             self.memory.write(history, ids, self._of_frames(poses, ids))
 
@@ -201,7 +205,7 @@ class Rollout(Iterator[Finished]):
 
     def __next__(self) -> Finished:
         while self.num_frames is None or self.emitted < self.num_frames:
-            done = self.step()
+            done = self.step() if self.spare is None else self._hand_on()
             if done is not None:
                 return done
         raise StopIteration
@@ -311,6 +315,8 @@ class Rollout(Iterator[Finished]):
         out, ids = out[:, :, dropped:], self._public(ids[dropped:])
         if not ids:
             return None
+        if not bool(torch.isfinite(out).all()):
+            raise ValueError(f"frames {ids[0]} to {ids[-1]} came out with NaN or infinite values of the network")
         if self.memory is not None:
             order = list(range(len(ids)))[::-1] if self.reverse else list(range(len(ids)))
             written = [ids[i] for i in order]
@@ -318,9 +324,20 @@ class Rollout(Iterator[Finished]):
             self.memory.write(frames, written, self._of_frames(self.poses, written))
         if self.num_frames is not None and not self.reverse:
             left = self.num_frames - self.emitted
+            self.spare = out[:, :, left:].clone() if left < len(ids) else None
             out, ids = out[:, :, :left], ids[:left]
         self.emitted += len(ids)
         return Finished(out, ids)
+
+    def _hand_on(self) -> Finished:
+        """Frames that an earlier, shorter run made and did not hand out; the memory has them already."""
+        assert self.spare is not None
+        count = self.spare.shape[2] if self.num_frames is None else self.num_frames - self.emitted
+        out, rest = self.spare[:, :, :count], self.spare[:, :, count:]
+        self.spare = rest if rest.shape[2] else None
+        start = self.first + self.emitted
+        self.emitted += out.shape[2]
+        return Finished(out, list(range(start, self.first + self.emitted)))
 
     def _public(self, ids: Sequence[int]) -> list[int]:
         """Ids in the video: frames that are thrown away count as its first one."""
@@ -345,7 +362,7 @@ class Rollout(Iterator[Finished]):
     def state_dict(self) -> dict[str, Tensor]:
         """All that a later process needs beside the same arguments, as a flat dict of tensors (`save_state`)."""
         state = {name: torch.tensor(getattr(self, name)) for name in ("index", "emitted", "calls", "first", "ramp")}
-        for name in ("window", "front"):
+        for name in ("window", "front", "spare"):
             value = getattr(self, name)
             if value is not None:
                 state[name] = value.clone()
@@ -354,7 +371,7 @@ class Rollout(Iterator[Finished]):
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Goes on where `state_dict` was taken; the frames that follow are bit-equal.
+        """Goes on where `state_dict` was taken, also with a larger `num_frames`; the frames that follow are bit-equal.
 
         Raises:
             ValueError: it is no such state, or was saved with a memory and there is none now (or the other way round).
@@ -374,5 +391,6 @@ class Rollout(Iterator[Finished]):
             setattr(self, name, int(state[name]))
         self.window = state["window"].clone() if "window" in state else None
         self.front = state["front"].clone() if "front" in state else None
+        self.spare = state["spare"].clone() if "spare" in state else None
         if self.memory is not None:
             self.memory.load_state_dict(held)

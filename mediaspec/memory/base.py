@@ -290,17 +290,21 @@ class FrameMemory(ABC):
     def state_dict(self) -> dict[str, Tensor]:
         """Contents as a flat dict of tensors, ready for safetensors."""
         shape = torch.tensor(self._shape or (), dtype=torch.int64)
-        return {"written": torch.tensor(self.written), "shape": shape, **self._contents()}
+        kind = torch.tensor(list(self.name.encode()), dtype=torch.uint8)
+        return {"written": torch.tensor(self.written), "shape": shape, "kind": kind, **self._contents()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Takes contents from `state_dict` of a memory with the same settings.
 
         Raises:
-            ValueError: a key is missing.
+            ValueError: a key is missing, or another kind of memory was saved.
         """
-        missing = sorted({"written", "shape"} - set(state))
+        missing = sorted({"written", "shape", "kind"} - set(state))
         if missing:
             raise ValueError(f"this is no memory state: {', '.join(missing)} missing; save one with state_dict()")
+        kind = bytes(state["kind"].tolist()).decode()
+        if kind != self.name:
+            raise ValueError(f"this is the state of a memory {kind!r}, not {self.name!r}; load it into the former")
         self.reset()
         self.written = int(state["written"])
         self._shape = tuple(state["shape"].tolist()) or None
@@ -309,7 +313,7 @@ class FrameMemory(ABC):
                 self._restore(state)
             except KeyError as error:
                 self.reset()
-                raise ValueError(f"the state lacks {error}; it was saved by another kind of memory") from None
+                raise ValueError(f"the state lacks {error}; it was saved with other settings") from None
 
     def _shown(self, *groups: FrameGroup | None) -> MemoryRead:
         """A read of the groups that are not empty, with tokens where there is a packer."""

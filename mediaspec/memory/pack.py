@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .base import FrameGroup, FrameMemory, FrameStore, Kernel, MemoryRead, MemoryTokens, below, prefixed
+from .base import FrameMemory, FrameStore, Kernel, MemoryRead, MemoryTokens, below, prefixed
 from .packers import MeanPacker, Packer, kernel_of
 
 __all__ = ["FRAMEPACK", "PackMemory", "split_history"]
@@ -209,8 +209,7 @@ class PackMemory(FrameMemory):
             return MemoryRead(tuple(group for _, group in groups))
         parts = [self.packers[g].refresh(self.packers[g].pack(group), targets) for g, group in groups]
         if self.store == "tokens":
-            sinks = parts
-            parts = self._tail_tokens() + sinks
+            parts = [self.packers[0].refresh(tail, targets) for tail in self._tail_tokens()] + parts
             for g, stage in enumerate(self._stages):
                 if stage:
                     parts.append(self.packers[g].refresh(self._tokens(g, stage), targets))
@@ -281,15 +280,12 @@ class PackMemory(FrameMemory):
 
     @property
     def frames_held(self) -> int:
-        blocks = [block for stage in self._stages for block in stage] + self._tail
-        return len(self._sinks) + len(self._recent) + sum(len(block.ids) for block in blocks)
+        held = sum(len(block.ids) for stage in self._stages for block in stage)
+        tail = self._lost * self.kernels[0][0] if self._tail else 0
+        return len(self._sinks) + len(self._recent) + held + tail
 
     @property
     def nbytes(self) -> int:
         blocks = [block for stage in self._stages for block in stage] + self._tail
         held = sum(block.values.nbytes + (0 if block.frames is None else block.frames.nbytes) for block in blocks)
         return held + self._sinks.nbytes + self._recent.nbytes
-
-    def raw_groups(self) -> tuple[FrameGroup, ...]:
-        """Groups of latents for networks that pack themselves (store="frames"), sinks first."""
-        return self.read().groups

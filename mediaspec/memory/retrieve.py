@@ -76,7 +76,9 @@ class RetrieveMemory(FrameMemory):
             if poses is None or poses.dim() != 3 or poses.shape[:2] != (frames.shape[0], len(ids)):
                 given = None if poses is None else tuple(poses.shape)
                 raise ValueError(f"score='pose' needs poses [B, n, P] with every write, not {given}")
-            key = poses.detach().float()
+            if not bool(torch.isfinite(poses).all()):
+                raise ValueError("poses hold NaN or infinite values; such a frame would be nearest to everything")
+            key = poses.detach().float().clone()  # the caller's own tensor may change
         else:
             key = self.describe(frames)
         self._keys += list(key.unbind(1))

@@ -89,21 +89,22 @@ class FrameCache:
         """Adds finished frames, in their order.
 
         Raises:
-            ValueError: no frames, another batch size, or values that are not finite.
+            ValueError: no frames, another batch size, or values that are not finite; nothing is written then.
         """
         if not new.frames:
             raise ValueError("no frames to write; give at least one")
         if self._poses.data is not None and len(self._poses.data) != len(new.poses):
             raise ValueError(f"{len(new.poses)} rows after {len(self._poses.data)}; one cache serves one batch")
-        if not torch.isfinite(new.latents).all():
-            raise ValueError("a frame holds NaN or infinity; it would spoil everything made after it")
+        if not all(bool(torch.isfinite(part).all()) for part in (new.latents, new.poses, new.levels)):
+            raise ValueError("a frame or its pose holds NaN or infinity; it would spoil everything made after it")
         memory = self.model.config.memory
-        self.frames += new.frames
         if memory == "none":
+            self.frames += new.frames
             return
-        self._poses.append(new.poses)
         n = self.model.config.tokens
         kept = self.model.keys_values(self.model.encode_frames(new))
+        self.frames += new.frames
+        self._poses.append(new.poses)
         self._kept.append(kept.unflatten(3, (new.frames, n)).permute(0, 3, 1, 2, 4, 5))
         length = pack_length(memory)
         if length or memory == "channel":
@@ -177,7 +178,22 @@ class FrameCache:
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Takes what `state_dict` of a cache of the same model gave."""
+        """Takes what `state_dict` of a cache of the same model gave.
+
+        Raises:
+            ValueError: it is no such state, or of a model with another memory.
+        """
+        if "frames" not in state:
+            raise ValueError("this is no state of a frame cache; save one with state_dict()")
+        memory = self.model.config.memory
+        wanted = {"poses", "kept"} if memory != "none" else set()
+        if pack_length(memory) or memory == "channel":
+            wanted |= {"raw", "raw_actions", "raw_levels"}
+        held = {name for name in self._named() if name in state} - {"blocks"}
+        if int(state["frames"]) and held != wanted:
+            raise ValueError(
+                f"the state holds {sorted(held)}, memory {memory!r} keeps {sorted(wanted)}; it is another's"
+            )
         self.frames = int(state["frames"])
         for name, rows in self._named().items():
             rows.__init__()  # type: ignore[misc]

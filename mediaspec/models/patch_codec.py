@@ -107,12 +107,15 @@ class PatchCodec(nn.Module):
         """Reads what `save` wrote.
 
         Raises:
-            ValueError: the file is missing or no codec.
+            ValueError: the file is missing, damaged or no codec.
         """
         path = Path(path)
         if not path.is_file():
             raise ValueError(f"there is no codec {path}; a frame model is saved with codec.safetensors beside it")
-        state = load_file(str(path))
+        try:
+            state = load_file(str(path))
+        except Exception as error:
+            raise ValueError(f"{path} is damaged ({error}); export or train the model again") from error
         if not {"mean", "basis", "scale", "deviation"} <= set(state):
             raise ValueError(f"{path} holds {sorted(state)}, no codec")
         codec = cls(state["basis"].shape[0], state["basis"].shape[2])

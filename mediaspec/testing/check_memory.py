@@ -146,10 +146,17 @@ def _rows_do_not_matter(factory: Callable[[], FrameMemory], video: Tensor, poses
     _write(together, video, poses, 0, video.shape[2])
     _write(alone, video[:1], poses[:1], 0, video.shape[2])
     joint, single = _read(together, poses, video.shape[2]), _read(alone, poses[:1], video.shape[2])
+    _require(len(joint.groups) == len(single.groups), together, "the number of groups depends on the batch")
     for group, other in zip(joint.groups, single.groups):
-        _require(torch.equal(group.frames[:1], other.frames), together, "a video's frames depend on its batch")
+        same = torch.equal(group.frame_ids[:1], other.frame_ids) and torch.equal(group.frames[:1], other.frames)
+        _require(same, together, "a video's frames depend on its batch")
+    _require(
+        (joint.tokens is None) == (single.tokens is None), together, "whether there are tokens depends on the batch"
+    )
     if joint.tokens is not None and single.tokens is not None:
-        near = torch.allclose(joint.tokens.values[:1], single.tokens.values, rtol=1e-5, atol=1e-5)
+        near = joint.tokens.values[:1].shape == single.tokens.values.shape and torch.allclose(
+            joint.tokens.values[:1], single.tokens.values, rtol=1e-5, atol=1e-5
+        )
         _require(near, together, "a video's tokens depend on its batch")
 
 

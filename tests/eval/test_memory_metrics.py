@@ -16,13 +16,11 @@ from mediaspec.eval.memory_metrics import (
     frame_ssim,
     history_drift,
     kv_bytes,
-    loss_gap,
+    nats_of_errors,
     needle_accuracy,
     recall_scores,
     snr_grid,
     spearman,
-    step_weights,
-    vp_snr,
     wall_colour_accuracy,
 )
 from mediaspec.eval.worlds import TEST_SEED, make_episode, recall_frames
@@ -34,6 +32,11 @@ def scene() -> np.ndarray:
     """Covariance of six frames of which the last shows what the first three showed; noise 0.25."""
     seen = np.array([1, 1, 1, 0, 0, 1.0])
     return np.outer(seen, seen) + 0.25 * np.eye(6)
+
+
+def vp_snr(level: float) -> float:
+    """Of x_u = cos(pi u / 2) x + sin(pi u / 2) e."""
+    return math.tan(math.pi * level / 2) ** -2
 
 
 def mse(snr: float, known: list[int]) -> float:
@@ -53,18 +56,18 @@ def test_loss_gap_of_the_linear_gaussian_process() -> None:
     integral = 0.5 * float(np.sum((gap[1:] + gap[:-1]) / 2 * np.diff(fine)))
     assert abs(integral - want["integral"]) < 1e-9
     # the same span of snr on our own grid of flow levels
-    low, high = (1 / (1 + math.sqrt(float(vp_snr(u)))) for u in (0.05, 0.98))
+    low, high = (1 / (1 + math.sqrt(vp_snr(u))) for u in (0.05, 0.98))
     for points, tolerance in ((4001, 1e-4), (40, 0.01)):
         levels, weights = snr_grid(low, high, points)
         errors = [np.array([mse(float(flow_snr(u)), known) for u in levels]) for known in ([3, 4], [0, 1, 2, 3, 4])]
-        assert abs(float(loss_gap(*errors, weights)) / want["exact"] - 1) < tolerance
+        less, more = (float(nats_of_errors(one, weights)) for one in errors)
+        assert abs((less - more) / want["exact"] - 1) < tolerance
 
 
-def test_weights_of_a_sampler_sum_to_its_snr() -> None:
-    snr = flow_snr(np.array([0.9, 0.5, 0.2]))
-    assert math.isclose(step_weights(snr.tolist()).sum(), (snr[-1] - snr[0]) / 2)
-    with pytest.raises(ValueError, match="must rise"):
-        step_weights([2.0, 1.0])
+def test_weights_sum_to_half_the_snr_they_span() -> None:
+    levels, weights = snr_grid(0.2, 0.9, 4001)
+    assert levels[0] == pytest.approx(0.9) and levels[-1] == pytest.approx(0.2)
+    assert weights.sum() == pytest.approx(float(flow_snr(0.2) - flow_snr(0.9)) / 2, rel=1e-5)
     with pytest.raises(ValueError, match="0 < low < high < 1"):
         snr_grid(0.0, 0.9)
 
@@ -128,6 +131,8 @@ def test_wall_colours() -> None:
     palette, light = one.extras["palette"], one.extras["light"]
     assert wall_colour_accuracy(one.frames, one.wall_colours, palette, light) > 0.99
     assert wall_colour_accuracy(one.frames[::-1], one.wall_colours, palette, light) < 0.7
+    twins = np.repeat(palette[:1], 8, axis=0)
+    assert wall_colour_accuracy(one.frames, one.wall_colours, twins, light) == 1.0, "equal colours count as equal"
 
 
 def test_intervals() -> None:

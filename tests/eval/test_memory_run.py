@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,14 @@ from typer.testing import CliRunner
 from mediaspec.cli.eval import app
 from mediaspec.eval.memory_plots import memory_table, pareto_front
 from mediaspec.eval.memory_rollout import flow_levels, roll_out
-from mediaspec.eval.memory_run import evaluate_memories, find_trained, parse_memories, rank_agreement, summarise
+from mediaspec.eval.memory_run import (
+    MemoryRows,
+    evaluate_memories,
+    find_trained,
+    parse_memories,
+    rank_agreement,
+    summarise,
+)
 from mediaspec.eval.worlds import TEST_SEED, WORLDS, make_episode
 from mediaspec.models.frame_dit import FrameDiT, FrameDiTConfig
 from mediaspec.models.patch_codec import fit_codec
@@ -41,12 +49,13 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for memory in ("window", "pack_k2"):
         save_tiny(root, "panoroom", memory)
     save_tiny(root, "panoroom", "window", "window-1", seed=1)
-    save_tiny(root, "raymaze", "retrieve")
+    save_tiny(root, "raymaze", "prepend")
     return root
 
 
 def test_rows_and_going_on(weights: Path, tmp_path: Path) -> None:
-    settings = {"steps": 2, "root": weights, "out": tmp_path}
+    walk = {"hold": 2, "turn": 10, "dwell": 2, "tail": 1}
+    settings = {"steps": 2, "root": weights, "out": tmp_path, "settings": walk}
     measured: list[dict] = []
     first = evaluate_memories("panoroom", "needle", ["window", "pack_k2"], rooms=1, on_row=measured.append, **settings)
     assert len(measured) == 3, "two trainings of window and one of pack_k2"
@@ -69,6 +78,12 @@ def test_rows_and_going_on(weights: Path, tmp_path: Path) -> None:
         assert a["recall_psnr"] == b["recall_psnr"] and a["denoising_nats"] == b["denoising_nats"]
     with pytest.raises(ValueError, match="was begun with"):
         evaluate_memories("panoroom", "needle", ["window"], rooms=1, steps=3, root=weights, out=tmp_path)
+    # rows of other weights under the same name are not taken for these
+    one = find_trained("panoroom", "pack_k2", weights)[0]
+    store = MemoryRows(path, json.loads(lines[0])["settings"])
+    assert store.find(one, TEST_SEED) is not None and store.find(replace(one, digest="other"), TEST_SEED) is None
+    path.write_text('{"settings": {"wor')  # killed while the first line was written
+    assert MemoryRows(path, {"world": "a"}).rows == [] and MemoryRows(path, {"world": "a"}).rows == []
 
 
 def test_own_and_real_history_agree_on_the_first_chunk(weights: Path) -> None:
@@ -80,6 +95,8 @@ def test_own_and_real_history_agree_on_the_first_chunk(weights: Path) -> None:
     assert (made.own[c : c + 4] == made.real[c : c + 4]).all()
     assert not (made.own[c + 4 :] == made.real[c + 4 :]).all()
     assert len(made.own) == len(episode), "also where the last chunk is short"
+    with pytest.raises(ValueError, match="ask for at least one"):
+        roll_out(one.model, one.codec, replace(episode, context=len(episode)))
 
 
 def test_missing_weights_and_names() -> None:
@@ -96,14 +113,14 @@ def test_missing_weights_and_names() -> None:
 def test_command(weights: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     runner = CliRunner()
-    words = ["memory", "--world", "raymaze", "--protocol", "loop", "--memories", "retrieve", "--rooms", "1", "--steps",
+    words = ["memory", "--world", "raymaze", "--protocol", "loop", "--memories", "full", "--rooms", "1", "--steps",
              "2", "--weights", str(weights), "--out", str(tmp_path), "--json"]  # fmt: skip
     done = runner.invoke(app, words)
     assert done.exit_code == 0, done.output
     row = json.loads(done.stdout.splitlines()[-1])[0]
     named = ["memory", "recall_psnr", "recall_ssim", "needle_accuracy", "drift_db", "loss_gap_nats", "memory_tokens",
              "kv_bytes", "seconds_per_frame"]  # fmt: skip
-    assert list(row)[: len(named)] == named and row["memory"] == "retrieve" and row["wall_accuracy"] is not None
+    assert list(row)[: len(named)] == named and row["memory"] == "full" and row["wall_accuracy"] is not None
     folder = tmp_path / "raymaze" / "loop"
     assert all((folder / name).read_bytes()[:4] == b"\x89PNG" for name in ("pareto.png", "by_step.png"))
     for bad, told in ((["--memories", "cross"], "train it with"), (["--protocol", "needle"], "no protocol"),

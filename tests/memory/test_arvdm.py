@@ -219,17 +219,34 @@ def test_stopped_at_any_step_and_resumed_from_disk_is_bit_equal(name, memory, tm
 
     whole, _ = joined(start())
     assert bool(whole.isfinite().all())
+    before, made = start(), []
     for stop in range(12):
-        before = start()
-        made = [before.step() for _ in range(stop)]
         if before.emitted >= 6:
             break
         save_state(tmp_path / "state.safetensors", before.state_dict())
         after = start()
         after.load_state_dict(load_state(tmp_path / "state.safetensors"))
-        rest = [part.frames for part in [*(m for m in made if m is not None), *after]]
+        rest = [part.frames for part in [*made, *after]]
         assert torch.equal(torch.cat(rest, 2)[:, :, :6], whole), f"differs when stopped after {stop} steps"
+        done = before.step()
+        made += [] if done is None else [done]
     assert stop >= 2
+
+
+def test_a_longer_video_goes_on_from_a_shorter_one(tmp_path):
+    """Frames of the last step beyond `num_frames` are kept for it, not lost."""
+    plan = make_schedule("outpainting", delta=4, last=2, steps=2)
+    whole, _ = joined(rollout(plan, num_frames=11))
+    parts, state = [], None
+    for count in (5, 6, 11):
+        video = rollout(plan, num_frames=count)
+        if state is not None:
+            video.load_state_dict(state)
+        parts += list(video)
+        save_state(tmp_path / "state.safetensors", video.state_dict())
+        state = load_state(tmp_path / "state.safetensors")
+    assert [i for part in parts for i in part.frame_ids] == list(range(11))
+    assert torch.equal(torch.cat([part.frames for part in parts], 2), whole)
 
 
 def test_a_video_does_not_depend_on_its_batch():
@@ -344,6 +361,10 @@ def test_wrong_settings_are_refused():
         rollout(WindowSchedule(2, 1, (1.0, 1.0), 1))
     with pytest.raises(ValueError, match="the network returned shape"):
         next(rollout(plan, lambda x, *_: x[:, :, :1]))
+    with pytest.raises(ValueError, match="frames 0 to 1 came out with NaN"):
+        next(rollout(plan, lambda x, *_: x * float("nan")))
+    with pytest.raises(ValueError, match="history needs a memory"):
+        rollout(plan, history=torch.zeros(2, 2, 3, 4, 4))
     with pytest.raises(ValueError, match="saved without a memory"):
         rollout(plan, memory=FullMemory()).load_state_dict(rollout(plan).state_dict())
 

@@ -263,6 +263,15 @@ def test_tails():
     assert gone == 8 and int(held.counts[0]) == 64 * gone and len(held) == len(plain) + 1
     assert len(each) == len(plain) + gone and each.times[0, 1].tolist() == [4, 5, 6, 7]
     assert each.spans[0].tolist() == [4, 4] and int(each.counts[0]) == 64
+    assert mean.frames_held == append.frames_held == 40 > delete.frames_held
+    with torch.no_grad():
+        aged = ModulatedMemory(PROJ, groups, sink=0, store="tokens", tail="mean")
+        aged.write(frames)
+        before = aged.read([40]).tokens.values
+        for packer in aged.packers:
+            packer.net[-1].bias.fill_(0.5)
+        after = aged.read([40]).tokens.values
+    torch.testing.assert_close(after, before * 1.5 + 0.5)  # the tail too
 
 
 def test_gradients_reach_the_packers():
@@ -309,6 +318,13 @@ def test_retrieval_finds_the_needle_for_each_video():
         turning.read()
     with pytest.raises(ValueError, match="needs poses"):
         turning.write(frames)
+    with pytest.raises(ValueError, match="poses hold NaN"):
+        turning.write(frames, range(30, 60), poses=angles * float("nan"))
+    own = angles.clone()
+    copied = RetrieveMemory(1, score="pose")
+    copied.write(frames, poses=own)
+    own.zero_()
+    assert copied.read(pose=torch.tensor([[6.0], [6.0]])).frame_ids.tolist() == [[29], [29]]
 
 
 def test_wrong_settings_are_refused(tmp_path):
@@ -326,6 +342,8 @@ def test_wrong_settings_are_refused(tmp_path):
     ):
         with pytest.raises(ValueError):
             call()
+    with pytest.raises(ValueError, match="memory 'full', not 'window'"):
+        WindowMemory(3).load_state_dict(FullMemory().state_dict())
     (tmp_path / "bad.safetensors").write_bytes(b"\x00" * 20)
     with pytest.raises(ValueError, match="damaged"):
         load_state(tmp_path / "bad.safetensors")

@@ -147,6 +147,20 @@ def test_settings_are_checked() -> None:
     bad.latents[0, 0, 0, 0, 0] = float("nan")
     with pytest.raises(ValueError, match="NaN"):
         cache.write(bad)
+    lost = walk(3)
+    lost.poses[0, 0, 0] = float("nan")
+    with pytest.raises(ValueError, match="pose"):
+        cache.write(lost)
+    wrong = walk(3)
+    wrong.actions[0, 0] = 99
+    with pytest.raises(IndexError):
+        cache.write(wrong)
+    assert cache.frames == 0 and cache.nbytes == 0, "a write that fails writes nothing"
+    cache.write(walk(3))
+    with pytest.raises(ValueError, match="another's"):
+        FrameCache(tiny("pack_k2")).load_state_dict(cache.state_dict())
+    with pytest.raises(ValueError, match="no state"):
+        cache.load_state_dict({})
 
 
 def test_nearest_frames_are_old_and_different() -> None:
@@ -190,6 +204,9 @@ def test_codec(tmp_path: Path) -> None:
         codec.encode(torch.rand(1, 15, 24, 3))
     with pytest.raises(ValueError, match="no codec"):
         PatchCodec.load(tmp_path / "none.safetensors")
+    (tmp_path / "cut.safetensors").write_bytes(b"\x00" * 20)
+    with pytest.raises(ValueError, match="damaged"):
+        PatchCodec.load(tmp_path / "cut.safetensors")
 
 
 def test_codec_of_a_panorama_is_that_of_its_frames() -> None:

@@ -113,7 +113,11 @@ def test_training_goes_on_where_it_stopped(tmp_path: Path, codec: PatchCodec, mo
         assert all(torch.equal(states[0][part][name], states[1][part][name]) for name in states[0][part])
     with pytest.raises(ValueError, match="was trained with"):
         train(replace(plan, lr=1.0), tmp_path / "parts")
-    assert trained(tmp_path / "parts" / "panoroom" / "pack_k2") > 0
+    folder = tmp_path / "parts" / "panoroom" / "pack_k2"
+    assert trained(folder) == states[1]["minutes"] > 0 and trained(tmp_path) == 0
+    with (folder / "log.jsonl").open("a") as file:  # a kill after a line of the log, before its checkpoint
+        file.write('{"minutes": 1e9}\n')
+    assert trained(folder) == states[1]["minutes"]
     size = export(tmp_path / "parts", "panoroom", "pack_k2", tmp_path / "package", tmp_path / "logs")
     assert size > 1000 and (tmp_path / "logs" / "panoroom" / "pack_k2.jsonl").exists()
     loaded = FrameDiT.from_pretrained(tmp_path / "package" / "panoroom" / "pack_k2", dtype=torch.float32)

@@ -23,17 +23,9 @@ from mediaspec.models.frame_history import MEMORIES
 
 
 def trained(folder: Path) -> float:
-    """Minutes that a training has had, by the last line of its log."""
-    log = folder / "log.jsonl"
-    if not (folder / "checkpoint.pt").exists() or not log.exists():
-        return 0.0
-    lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
-    for line in reversed(lines):
-        try:
-            return float(json.loads(line)["minutes"])
-        except (ValueError, KeyError):  # a line cut short by a kill
-            continue
-    return 0.0
+    """Minutes that a training has had, by its checkpoint: after a kill the log may be ahead of it."""
+    checkpoint = folder / "checkpoint.pt"
+    return float(torch.load(checkpoint, weights_only=True)["minutes"]) if checkpoint.exists() else 0.0
 
 
 def main() -> None:

@@ -63,7 +63,7 @@ def new_model(plan: Plan, codec: PatchCodec) -> FrameDiT:
     config = FrameDiTConfig(
         hidden_size=plan.hidden_size, memory_size=3 * plan.hidden_size // 2, num_hidden_layers=plan.layers,
         channels=codec.components, memory=plan.memory, position=known.position, num_actions=known.num_actions,
-        field_of_view=90.0 if plan.world == "vizdoom" else 60.0,
+        field_of_view=known.field_of_view,
     )  # fmt: skip
     model = FrameDiT(config)
     # floors keep components that hardly vary from being trusted to the last digit

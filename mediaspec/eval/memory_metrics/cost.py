@@ -1,10 +1,8 @@
-"""What a memory costs: tokens read, bytes of keys and values, seconds per frame."""
+"""What a memory costs in bytes of keys and values."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-
-__all__ = ["MemoryCost", "kv_bytes"]
+__all__ = ["kv_bytes"]
 
 
 def kv_bytes(tokens: int, width: int, layers: int, element_bytes: int = 4) -> int:
@@ -15,16 +13,3 @@ def kv_bytes(tokens: int, width: int, layers: int, element_bytes: int = 4) -> in
     if min(tokens, width, layers, element_bytes) < 0:
         raise ValueError("sizes must not be negative")
     return 2 * layers * tokens * width * element_bytes
-
-
-@dataclass(frozen=True)
-class MemoryCost:
-    """Args: memory_tokens read per AR step at the end of the context; kv_bytes of all that is kept; seconds_per_frame,
-    median over AR steps after the first."""
-
-    memory_tokens: int
-    kv_bytes: int
-    seconds_per_frame: float
-
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)

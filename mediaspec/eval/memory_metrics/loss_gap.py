@@ -6,29 +6,20 @@ A denoiser that also reads M has a smaller error. By the I-MMSE relation
 
 and the memory bottleneck of arXiv:2503.10704 is that integral for M = what R leaves out. `snr_grid` gives the levels
 and weights of the integral by the trapezoid rule in log snr, which 40 levels bring within 1 % where the denoisers are
-exact; `step_weights` gives the sum that belongs to a sampler of those very steps.
+exact. `mediaspec.memory.loss_gap` has the sum that belongs to the steps of a schedule.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import numpy as np
 
-__all__ = ["flow_snr", "loss_gap", "nats_of_errors", "snr_grid", "step_weights", "vp_snr"]
+__all__ = ["flow_snr", "nats_of_errors", "snr_grid"]
 
 
 def flow_snr(level: float | np.ndarray) -> np.ndarray:
     """Signal-to-noise ratio (1 - u)^2 / u^2 of x_u = (1 - u) x + u e."""
     u = np.asarray(level, dtype=np.float64)
     return ((1 - u) / u) ** 2
-
-
-def vp_snr(level: float | np.ndarray) -> np.ndarray:
-    """Signal-to-noise ratio cot(pi u / 2)^2 of x_u = cos(pi u / 2) x + sin(pi u / 2) e."""
-    u = np.asarray(level, dtype=np.float64)
-    return 1 / np.tan(math.pi * u / 2) ** 2
 
 
 def snr_grid(low: float, high: float, points: int = 16) -> tuple[np.ndarray, np.ndarray]:
@@ -58,24 +49,6 @@ def snr_grid(low: float, high: float, points: int = 16) -> tuple[np.ndarray, np.
     return 1 / (1 + np.sqrt(snr)), 0.5 * snr * step
 
 
-def step_weights(snr: Sequence[float]) -> np.ndarray:
-    """Weights of the errors at the steps of a sampler: half of the snr gained by each step.
-
-    Args:
-        snr: [M + 1] rising, before the first and after every step.
-
-    Returns:
-        [M] float64, for the errors at the level where each step begins.
-
-    Raises:
-        ValueError: snr that do not rise.
-    """
-    values = np.asarray(snr, dtype=np.float64)
-    if len(values) < 2 or (np.diff(values) <= 0).any():
-        raise ValueError(f"snr {values.tolist()} must rise from step to step; give at least two, noisy end first")
-    return 0.5 * np.diff(values)
-
-
 def nats_of_errors(errors: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Half the snr integral of squared errors.
 
@@ -84,11 +57,7 @@ def nats_of_errors(errors: np.ndarray, weights: np.ndarray) -> np.ndarray:
         weights: [M].
 
     Returns:
-        [...] nats: `... - this` is the evidence bound of a denoiser up to a constant that all denoisers share.
+        [...] nats: `... - this` is the evidence bound of a denoiser up to a constant that all denoisers share. The
+        nats of a smaller memory minus those of a larger one are what the larger knows and the smaller does not.
     """
     return np.tensordot(np.asarray(weights, dtype=np.float64), np.asarray(errors, dtype=np.float64), axes=1)
-
-
-def loss_gap(less: np.ndarray, more: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Nats that the larger memory knows and the smaller does not: of errors [M, ...] with each."""
-    return nats_of_errors(less, weights) - nats_of_errors(more, weights)

@@ -29,5 +29,5 @@ def wall_colour_accuracy(
     row = np.asarray(made, dtype=np.float64)[:, EYE_ROW]
     shades = np.ones(colours.shape) if light is None else np.asarray(light, dtype=np.float64)
     known = shades[:, :, None, None] * np.asarray(palette, dtype=np.float64)
-    found = ((row[:, :, None] - known) ** 2).sum(-1).argmin(-1)
-    return float((found == colours).mean())
+    distance = ((row[:, :, None] - known) ** 2).sum(-1)
+    return float((np.take_along_axis(distance, colours[:, :, None], 2)[..., 0] <= distance.min(-1)).mean())

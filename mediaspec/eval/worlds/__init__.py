@@ -17,6 +17,7 @@ from .episode import Episode, memory_horizon, recall_frames
 from .panoroom import PanoRoom
 from .protocols import loop, needle, palindrome, turn_back
 from .raymaze import RayMaze
+from .vizdoom import FIELD_DEGREES, doom_palindrome
 
 __all__ = [
     "TEST_SEED", "WORLDS", "Episode", "PanoRoom", "RayMaze", "WorldInfo", "find_world", "make_episode",
@@ -36,24 +37,20 @@ class WorldInfo:
         num_actions: action ids are 0..num_actions - 1.
         position: how a model places its tokens, "column" or "pose".
         train_seeds: how many seeds from 0 on belong to training.
+        field_of_view: degrees, of "pose".
     """
 
     protocols: dict[str, Callable[..., Episode]]
     num_actions: int
     position: str
     train_seeds: int
-
-
-def _doom_palindrome(seed: int, **settings: Any) -> Episode:
-    from .vizdoom import doom_palindrome
-
-    return doom_palindrome(seed, **settings)
+    field_of_view: float = 60.0
 
 
 WORLDS = {
     "panoroom": WorldInfo({"needle": needle, "palindrome": palindrome}, 3, "column", 5000),
     "raymaze": WorldInfo({"loop": loop, "turn_back": turn_back}, 3, "pose", 10000),
-    "vizdoom": WorldInfo({"palindrome": _doom_palindrome}, 4, "pose", 10000),
+    "vizdoom": WorldInfo({"palindrome": doom_palindrome}, 4, "pose", 10000, FIELD_DEGREES),
 }
 
 

@@ -59,7 +59,12 @@ def needle(
         width: of the room.
         needle_in_view: draw the first yaw so that the needle is seen whole at the start, and therefore asked for at
             the end; else any yaw.
+
+    Raises:
+        ValueError: no turn, negative frames, or nothing that is asked.
     """
+    if min(hold, dwell, tail) < 0 or turn < 1:
+        raise ValueError(f"hold={hold}, turn={turn}, dwell={dwell}, tail={tail}; write turn >= 1, the others >= 0")
     room = PanoRoom(seed, width)
     rng = np.random.default_rng([seed, 1])
     yaw = int(rng.integers(0, width))
@@ -79,7 +84,14 @@ def palindrome(seed: int, *, frames: int = 64, context: int | None = None, width
         context: frames given; by default all but the last 15 (less where the way back is shorter).
         width: of the room; `8 frames + 56` columns are seen, and where the room has fewer, the way back is not the
             first revisit.
+
+    Raises:
+        ValueError: a sweep of one frame, or a context that leaves nothing to ask.
     """
+    if frames < 2 or (context is not None and not 1 <= context < 2 * frames - 1):
+        raise ValueError(
+            f"frames={frames}, context={context}; write frames >= 2 and a context of 1 to 2 frames - 2, or None"
+        )
     room = PanoRoom(seed, width)
     rng = np.random.default_rng([seed, 2])
     yaw, sign = int(rng.integers(0, width)), 1 if rng.integers(0, 2) else -1

@@ -1,25 +1,30 @@
-"""Real game frames: a ViZDoom scenario seen at 64 x 64 with three actions (left, right, forward).
+"""Real game frames: a ViZDoom scenario seen at 64 x 64 with four actions (left, right, forward, hold).
 
-ViZDoom is an optional package: `pip install mediaspec[worlds]`. It renders without a display, thousands of frames a second.
+ViZDoom is an optional package: `pip install mediaspec[worlds]`. It renders without a display, thousands of frames a
+second.
 Turning to and fro does not lead back to exactly the same angle under the game's own acceleration, so the walks set
 turn deltas and read the true pose from the game.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .episode import Episode
 
-__all__ = ["DoomWorld", "doom_palindrome"]
+__all__ = ["FIELD_DEGREES", "DoomWorld", "doom_palindrome"]
 
 TURN_DEGREES = 15.0
+FIELD_DEGREES = 2 * math.degrees(math.atan(0.75))
+"""Width of the view: the game shows 90 degrees in 4:3, and `shrink` keeps the middle three quarters (73.7 degrees)."""
 UNITS = 64.0
 """Map units of a square: the game's walls stand on such a grid."""
 SPEED = 16.0
@@ -78,8 +83,9 @@ class DoomWorld:
         if not set(map(int, actions)) <= set(deltas):
             raise ValueError(f"actions {sorted(set(map(int, actions)))}: write 0 left, 1 right, 2 forward, 3 hold")
         game = package.DoomGame()
-        # the engine writes its settings to a file, by default into the working directory
-        scratch = tempfile.TemporaryDirectory()
+        # the engine writes its settings to a file, by default into the working directory, and makes a folder there
+        scratch, folder = tempfile.TemporaryDirectory(), Path.cwd() / "_vizdoom"
+        ours = not folder.exists()
         try:
             game.set_doom_config_path(os.path.join(scratch.name, "engine.ini"))
             game.load_config(self._path)
@@ -114,6 +120,9 @@ class DoomWorld:
         finally:
             game.close()
             scratch.cleanup()
+            if ours:
+                with contextlib.suppress(OSError):  # gone already, or not empty: then it is somebody's
+                    folder.rmdir()
         return np.array(poses), np.stack(frames)
 
 
@@ -128,7 +137,7 @@ def doom_palindrome(seed: int, *, frames: int = 20, context: int | None = None) 
     poses, pictures = DoomWorld(seed).rollout(actions)
     total = len(pictures)
     horizon = np.array([0] + [1 if t < frames else 2 * (t - frames + 1) for t in range(1, total)], dtype=np.int64)
-    fresh = np.array([1.0] + [TURN_DEGREES / 90 if t < frames else 0.0 for t in range(1, total)])
+    fresh = np.array([1.0] + [TURN_DEGREES / FIELD_DEGREES if t < frames else 0.0 for t in range(1, total)])
     given = max(frames, total - 15) if context is None else context
     ids = np.array([3, *actions], dtype=np.int64)[:total]
     return Episode("vizdoom", "palindrome", seed, pictures, ids, poses, given, horizon, fresh)
