@@ -100,7 +100,7 @@ def find_trained(world: str, memory: str, root: str | Path = WEIGHTS) -> list[Tr
         raise ValueError(
             f"no trained model in {base / memory}; train it with `python tools/arvdm/train_frame_dit.py "
             f"--world {world} --memory {memory} --minutes 60 --out arvdm-run` and give --weights arvdm-run, or "
-            f"bring it in with `python tools/arvdm/export.py --run arvdm-run --world {world} --memories {memory}`"
+            f"bring it in with `python tools/arvdm/ship_models.py --run arvdm-run --world {world} --memories {memory}`"
         )
     return found
 

@@ -13,7 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "arvdm"))
 
 import batches as arvdm_batches
-from export import export
+from ship_models import export
 from train_all import trained
 from train_frame_dit import Plan, batch_loss, new_model, train
 

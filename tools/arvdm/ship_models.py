@@ -1,6 +1,6 @@
 """Copy trained frame models into the package, in half precision.
 
-    python tools/arvdm/export.py --run arvdm-run --world panoroom --memories window,pack_k2,prepend,retrieve
+    python tools/arvdm/ship_models.py --run arvdm-run --world panoroom --memories window,pack_k2,prepend,retrieve
 
 Reads <run>/<world>/<memory>/checkpoint.pt (the running average, finished or not) and writes config.json,
 model.safetensors and codec.safetensors to mediaspec/models/frame_worlds/<world>/<memory>/, and the log of the training
