@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from . import bench, convert, demo, doctor, eval, generate, inspect, text, video
+from . import bench, continuation, convert, demo, doctor, eval, generate, inspect, text, video
 
 __all__ = ["app", "main"]
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 generate.app.command(name="text")(text.text)
 generate.app.command(name="video")(video.video)
+generate.app.command(name="continuation")(continuation.continuation)
 app.add_typer(generate.app, name="generate")
 app.add_typer(convert.app, name="convert")
 app.add_typer(bench.app, name="bench")

@@ -35,10 +35,23 @@ def memory(
     ] = None,
     frames: Annotated[int | None, typer.Option(help="Palindrome: frames of the sweep.")] = None,
     nats: Annotated[bool, typer.Option(help="Also the loss gap of the memory bottleneck.")] = True,
+    history_noise: Annotated[
+        float, typer.Option(help="Level of noise on the past that models are shown, 0 to 0.15 as in training.")
+    ] = 0.0,
+    keep: Annotated[int | None, typer.Option(help="Newest past frames that models are shown; default: all.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of rows and plots; run again to go on.")] = Path("memory-eval"),
-    plots: Annotated[bool, typer.Option(help="Write pareto.png and by_step.png.")] = True,
+    plots: Annotated[
+        bool, typer.Option(help="Write pareto.png, by_step.png, and sheet.png with four rooms as they are recalled.")
+    ] = True,
     threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Last line of stdout is a JSON list of rows.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Last line of stdout is a JSON list of rows; `rank_agreement`, equal in all, is Spearman's "
+            "correlation of recall with minus the loss gap over the list.",
+        ),
+    ] = False,
 ) -> None:
     """Measure memories: recall on revisit frames only, needles, drift, nats forgotten, tokens, bytes and seconds."""
     with plain_errors("Run the same command again to go on."):
@@ -52,17 +65,22 @@ def memory(
         try:
             rows = evaluate(
                 world, name, memories, rooms=rooms, steps=steps, seed=seed, weights=weights, frames=frames, nats=nats,
-                out=out,
+                out=out, history_noise=history_noise, keep=keep,
             )  # fmt: skip
             from ..eval.memory_plots import memory_table
-            from ..eval.memory_run import rank_agreement
 
             typer.echo(memory_table(rows))
-            agreement = rank_agreement(rows)
-            if agreement is not None:
-                typer.echo(f"\nSpearman of recall with minus the loss gap: {agreement:.2f}")
+            if rows[0]["rank_agreement"] is not None:
+                typer.echo(f"\nSpearman of recall with minus the loss gap: {rows[0]['rank_agreement']:.2f}")
             if plots:
-                for path in write_plots(rows, out / world / name):
+                folder = out / world / name
+                for path in [
+                    *write_plots(rows, folder),
+                    write_sheet(
+                        world, name, memories, folder / "sheet.png", rooms=min(rooms, 4), steps=steps, seed=seed,
+                        weights=weights, frames=frames, history_noise=history_noise, keep=keep,
+                    ),
+                ]:  # fmt: skip
                     typer.echo(f"plot: {path}")
         except ImportError as error:  # names the package to install
             raise ValueError(str(error)) from error
@@ -72,9 +90,9 @@ def memory(
 
 def evaluate(
     world: str, protocol: str, memories: str, *, rooms: int, steps: int, seed: int, weights: Path | None,
-    frames: int | None, nats: bool, out: Path,
+    frames: int | None, nats: bool, out: Path, history_noise: float = 0.0, keep: int | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Rows of all memories; arguments as on the command line."""
+    """Rows of all memories; arguments as on the command line. They are also written to result.json."""
     from ..eval.memory_run import WEIGHTS, evaluate_memories, parse_memories
     from ..models.frame_history import ALIASES
 
@@ -89,7 +107,8 @@ def evaluate(
     result = evaluate_memories(
         world, protocol, names, rooms=rooms, steps=steps, seed=seed,
         root=WEIGHTS if weights is None else weights, out=folder,
-        settings={} if frames is None else {"frames": frames}, nats=nats, on_row=told,
+        settings={} if frames is None else {"frames": frames}, nats=nats,
+        history_noise=history_noise, keep=keep, on_row=told,
     )  # fmt: skip
     # rows bear the names that were asked for
     asked = {ALIASES.get(name.strip(), name.strip()): name.strip() for name in memories.split(",")}
@@ -109,3 +128,20 @@ def write_plots(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
         path.write_bytes(draw(rows))
         paths.append(path)
     return paths
+
+
+def write_sheet(
+    world: str, protocol: str, memories: str, path: Path, *, rooms: int, steps: int, seed: int, weights: Path | None,
+    frames: int | None, history_noise: float, keep: int | None,
+) -> Path:  # fmt: skip
+    """What each memory recalls of the first rooms, beside the truth; arguments as on the command line."""
+    from ..eval.memory_run import WEIGHTS
+    from ..eval.memory_sheet import memory_sheet
+    from ..models.frame_history import ALIASES
+
+    names = {name.strip(): ALIASES.get(name.strip(), name.strip()) for name in memories.split(",") if name.strip()}
+    memory_sheet(
+        world, protocol, names, rooms=rooms, steps=steps, seed=seed, root=WEIGHTS if weights is None else weights,
+        settings={} if frames is None else {"frames": frames}, history_noise=history_noise, keep=keep,
+    ).save(path)  # fmt: skip
+    return path

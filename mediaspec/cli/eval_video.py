@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +46,9 @@ def video(
         typer.Option(
             help="Denoising steps: a number, or by sampler as in freenoise=16,fifo=32. Default as in generate video."
         ),
+    ] = None,
+    sampler_settings: Annotated[
+        list[str] | None, typer.Option(help="Keywords of a sampler, e.g. fifo:lookahead=false; may be repeated.")
     ] = None,
     guidance_scale: Annotated[
         float | None, typer.Option(help="Classifier-free guidance; 1 is off. Default 4 for moving-emoji, else 7.5.")
@@ -92,7 +95,7 @@ def video(
                     "feature_every": feature_every, "flow": flow, "flow_every": flow_every, "flow_side": flow_side,
                     "frames": lite0, "shots": shots,
                 },
-                use_reader=reader, shard=shard, steps=steps,
+                use_reader=reader, shard=shard, steps=steps, sampler_settings=sampler_settings or [],
                 maker={
                     "model": model, "num_frames": num_frames, "guidance_scale": guidance_scale,
                     "negative_prompt": negative_prompt, "height": height, "width": width, "dtype": dtype,
@@ -162,6 +165,7 @@ def evaluate(
     shard: str | None,
     steps: str | None,
     maker: dict[str, Any],
+    sampler_settings: Sequence[str] = (),
     pipe: Any = None,
 ) -> dict[str, Any]:
     """Makes or finds videos, measures them and compares; arguments as on the command line, `pipe` is a loaded base
@@ -189,7 +193,7 @@ def evaluate(
     return _made(
         prompts, timelines, out, wanted, maker, samplers=samplers, attention=attention, blends=blends, seeds=seeds,
         seed=seed, fps=8.0 if fps is None else fps, limit=limit, reference=reference, use_reader=use_reader,
-        shard=rank_world, steps=steps, pipe=pipe,
+        shard=rank_world, steps=steps, sampler_settings=sampler_settings, pipe=pipe,
     )  # fmt: skip
 
 
@@ -214,11 +218,18 @@ def _finished(
 def _made(
     prompts: Path | None, timelines: Path | None, out: Path, wanted: Any, maker: dict[str, Any], *, samplers: str,
     attention: str, blends: str, seeds: int, seed: int, fps: float, limit: int | None, reference: Path | None,
-    use_reader: bool, shard: tuple[int, int], steps: str | None, pipe: Any,
+    use_reader: bool, shard: tuple[int, int], steps: str | None, sampler_settings: Sequence[str], pipe: Any,
 ) -> dict[str, Any]:  # fmt: skip
     from ..eval.video_maker import MakerSettings, VideoMaker
     from ..eval.video_metrics.flow import resolve_flow
-    from ..eval.video_plan import parse_attention, parse_names, plan_jobs, read_prompts, read_timelines
+    from ..eval.video_plan import (
+        parse_attention,
+        parse_names,
+        parse_sampler_settings,
+        plan_jobs,
+        read_prompts,
+        read_timelines,
+    )
     from ..eval.video_rows import VideoRows
     from ..eval.video_run import run_jobs
     from ..eval.video_score import VideoScorer
@@ -239,8 +250,9 @@ def _made(
     if maker["guidance_scale"] is None:
         maker = {**maker, "guidance_scale": defaults.get("guidance_scale")}
     made = MakerSettings(
-        **{**maker, "device": usable_device(maker["device"])}, num_inference_steps=one, sampler_steps=by_sampler
-    )
+        **{**maker, "device": usable_device(maker["device"])}, num_inference_steps=one, sampler_steps=by_sampler,
+        sampler_settings=parse_sampler_settings(sampler_settings, names),
+    )  # fmt: skip
     content: Any
     if timelines is not None:
         content = read_timelines(timelines, made.num_frames, limit)

@@ -1,4 +1,7 @@
-"""Table and plots of `mediaspec eval memory`: forgetting against drift against cost, and quality by AR step."""
+"""Table and plots of `mediaspec eval memory`: forgetting against drift against cost, and quality by AR step.
+
+Also the two figures of tools/arvdm: recall by length of history, and the frontier between forgetting and drift.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,18 @@ from typing import Any
 from .report import markdown
 from .video_plots import COLOURS, GREY, _legend, _png, _pyplot, _style
 
-__all__ = ["memory_table", "pareto_front", "plot_by_step", "plot_pareto"]
+__all__ = [
+    "SWEEP_METRICS", "memory_table", "pareto_front", "plot_by_step", "plot_frontier", "plot_history_sweep",
+    "plot_pareto",
+]  # fmt: skip
 
 Row = Mapping[str, Any]
+SWEEP_METRICS = {
+    "recall_psnr": ("recall PSNR, dB", 1),
+    "needle_accuracy": ("needle accuracy", 1),
+    "denoising_nats": ("denoising error, nats", -1),
+}
+"""Of a sweep over histories: title, and 1 where more is better."""
 
 
 def pareto_front(rows: Sequence[Row]) -> list[str]:
@@ -109,4 +121,112 @@ def plot_by_step(rows: Sequence[Row]) -> bytes:
     axis.set_ylabel("PSNR, dB; dashed: real history")
     _style(axis)
     _legend(axis)
+    return bytes(_png(plt, figure))
+
+
+def plot_history_sweep(protocols: Mapping[str, Sequence[Row]]) -> bytes:
+    """Recall against the length of the history that is shown, as PNG: a column per protocol, a row per metric.
+
+    Args:
+        protocols: name -> lines of `summarise_sweep` of tools/arvdm/history_sweep.py; shades are their intervals.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        ValueError: there are no lines.
+    """
+    metrics = [m for m in SWEEP_METRICS if any(m in line for lines in protocols.values() for line in lines)]
+    if not metrics:
+        raise ValueError("there is nothing to draw; give at least one protocol with rooms that ask to recall")
+    plt = _pyplot()
+    figure, axes = plt.subplots(
+        len(metrics), len(protocols), figsize=(1.2 + 3.9 * len(protocols), 0.6 + 2.3 * len(metrics)), squeeze=False,
+        sharex="col", layout="constrained",
+    )  # fmt: skip
+    memories = list(dict.fromkeys(line["memory"] for lines in protocols.values() for line in lines))
+    for column, (protocol, lines) in enumerate(protocols.items()):
+        histories = list(dict.fromkeys(line["history"] for line in lines))
+        for place, metric in enumerate(metrics):
+            axis = axes[place][column]
+            for number, memory in enumerate(memories):
+                own = [line for line in lines if line["memory"] == memory and metric in line]
+                if not own:
+                    continue
+                at = [histories.index(line["history"]) for line in own]
+                colour = COLOURS[number % len(COLOURS)]
+                low, high = zip(*(line[metric]["interval"] for line in own))
+                axis.fill_between(at, low, high, color=colour, alpha=0.2, linewidth=0)
+                mean = [line[metric]["mean"] for line in own]
+                axis.plot(at, mean, color=colour, marker="o", markersize=3.5, linewidth=1.4, label=memory)
+            axis.set_xticks(range(len(histories)), [str(h) if h else "all" for h in histories])
+            title, sign = SWEEP_METRICS[metric]
+            if not column:
+                axis.set_ylabel(title if sign > 0 else f"{title} (lower is better)")
+            if not place:
+                axis.set_title(protocol)
+            if place == len(metrics) - 1:
+                axis.set_xlabel("real past frames that are shown")
+            _style(axis)
+            axis.grid(True, color=GREY, alpha=0.2, linewidth=0.6)
+    _legend(axes[0][0])
+    return bytes(_png(plt, figure))
+
+
+def plot_frontier(protocols: Mapping[str, Sequence[Row]], forgetting: str, drift: str) -> bytes:
+    """Forgetting against drift as PNG, a panel per protocol; lower left is better, the frontier is filled.
+
+    Args:
+        protocols: name -> points of `frontier_points` of tools/arvdm/frontier.py, each with memory, setting, knob,
+            value, forgetting and drift (mean and interval), memory_tokens and front. Points of one memory are joined
+            along a knob, whose value stands beside them; the area of a dot grows with its tokens.
+        forgetting, drift: what the axes are called.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        ValueError: there are no points.
+    """
+    if not any(protocols.values()):
+        raise ValueError("there are no points to draw; measure some memories first")
+    plt = _pyplot()
+    figure, axes = plt.subplots(
+        1, len(protocols), figsize=(1.0 + 5.2 * len(protocols), 4.4), squeeze=False, layout="constrained"
+    )
+    memories = list(dict.fromkeys(point["memory"] for points in protocols.values() for point in points))
+    most = max(max(point["memory_tokens"] for points in protocols.values() for point in points), 1)
+    for axis, (protocol, points) in zip(axes[0], protocols.items()):
+        for number, memory in enumerate(memories):
+            own = [point for point in points if point["memory"] == memory]
+            colour, plain = COLOURS[number % len(COLOURS)], [point for point in own if point["knob"] == ""]
+            for knob, line in (("noise", "-"), ("keep", ":")):
+                turned = sorted(
+                    (p for p in own if p["knob"] == knob), key=lambda p: p["value"], reverse=knob == "keep"
+                )
+                if turned:
+                    path = [(p["drift"]["mean"], p["forgetting"]["mean"]) for p in (*plain, *turned)]
+                    axis.plot(*zip(*path), color=colour, linestyle=line, linewidth=1, alpha=0.6)
+            for point in own:
+                place = point["drift"]["mean"], point["forgetting"]["mean"]
+                bars = [
+                    [[one["mean"] - one["interval"][0]], [one["interval"][1] - one["mean"]]]
+                    for one in (point["drift"], point["forgetting"])
+                ]
+                axis.errorbar(*place, xerr=bars[0], yerr=bars[1], color=colour, linewidth=0.7, alpha=0.5)
+                face = colour if point["front"] else "none"
+                size = 24 + 200 * point["memory_tokens"] / most
+                axis.scatter(*place, s=size, facecolor=face, edgecolor=colour, alpha=0.8)
+                if point["knob"]:
+                    text = point["setting"] if point["knob"] == "both" else f"{point['value']:g}"
+                    axis.annotate(text, place, textcoords="offset points", xytext=(5, 4), fontsize=6, color=GREY)
+            if plain:
+                axis.plot([], [], color=colour, marker="o", label=f"{memory}, {plain[0]['memory_tokens']} tokens")
+        axis.set_title(protocol)
+        axis.set_xlabel(f"{drift} (left is better)")
+        axis.set_ylabel(f"{forgetting} (down is better)")
+        axis.margins(0.12)
+        knobs = {point["knob"] for point in points}
+        for knob, line, text in (("noise", "-", "noise on the history"), ("keep", ":", "newest frames kept")):
+            if knob in knobs:
+                axis.plot([], [], color=GREY, linestyle=line, linewidth=1, label=text)
+        _style(axis)
+        axis.grid(True, color=GREY, alpha=0.2, linewidth=0.6)
+        _legend(axis)
     return bytes(_png(plt, figure))

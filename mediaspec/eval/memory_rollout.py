@@ -13,14 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..models.frame_cache import FrameCache
 from ..models.frame_dit import FrameDiT, History, Memory
 from ..models.patch_codec import PatchCodec
 from .memory_metrics.cost import kv_bytes
 from .memory_metrics.loss_gap import nats_of_errors, snr_grid
+from .shown_history import ShownHistory
 from .worlds import Episode
 
-__all__ = ["Rollout", "denoising_nats", "flow_levels", "make_chunk", "roll_out"]
+__all__ = [
+    "Rollout", "chunk_nats", "denoising_nats", "episode_history", "flow_levels", "make_chunk", "part", "roll_out",
+    "room_noise",
+]  # fmt: skip
 
 NATS_LEVELS = (0.1, 0.95)
 """Noise levels between which nats are counted. Below 0.1 what a flow model leaves is its own precision, not memory."""
@@ -94,8 +97,8 @@ def episode_history(codec: PatchCodec, episode: Episode) -> History:
     return History(latents, poses, torch.from_numpy(episode.actions)[None], torch.zeros(1, len(episode)))
 
 
-def _noise(seed: int, episode: Episode, start: int) -> torch.Generator:
-    """The noise of one chunk of one room, whatever memory makes it."""
+def room_noise(seed: int, episode: Episode, start: int) -> torch.Generator:
+    """The noise of the chunk that begins at frame `start` of a room, whatever memory makes it."""
     return torch.Generator().manual_seed(((seed * 1_000_003 + episode.seed) * 4099 + start) % 2**63)
 
 
@@ -104,9 +107,14 @@ def part(history: History, start: int, stop: int) -> History:
     return History(*(value[:, start:stop] for value in vars(history).values()))
 
 
+def _shown(model: FrameDiT, seed: int, episode: Episode, noise: float, keep: int | None) -> ShownHistory:
+    # numbers below zero, so that no history gets the noise of a chunk
+    return ShownHistory(model, noise=noise, keep=keep, draw=lambda start: room_noise(seed, episode, -1 - start))
+
+
 def roll_out(
     model: FrameDiT, codec: PatchCodec, episode: Episode, *, steps: int = 10, shift: float = 2.0, seed: int = 0,
-    real: bool = True,
+    real: bool = True, history_noise: float = 0.0, keep: int | None = None,
 ) -> Rollout:  # fmt: skip
     """Makes the asked frames of an episode, chunk by chunk.
 
@@ -116,9 +124,11 @@ def roll_out(
         steps, shift: of the sampler.
         seed: of the noise, together with the episode's.
         real: also make every chunk on the real history.
+        history_noise: level of the noise on everything the model is shown of the past, given or its own.
+        keep: newest past frames that it is shown; None is all. Both as in `ShownHistory`.
 
     Raises:
-        ValueError: the episode asks for no frame.
+        ValueError: the episode asks for no frame, or a knob is outside its range.
     """
     if episode.context >= len(episode):
         raise ValueError(
@@ -126,37 +136,37 @@ def roll_out(
         )
     truth = episode_history(codec, episode)
     w, total = model.config.num_frames, len(episode)
-    own, teacher = FrameCache(model), FrameCache(model)
+    own, teacher = (_shown(model, seed, episode, history_noise, keep) for _ in range(2))
     for cache in (own, teacher):
         cache.write(part(truth, 0, episode.context))
     made: dict[str, list[Tensor]] = {"own": [], "real": []}
-    seconds, tokens = [], 0
+    seconds, tokens, attended = [], 0, 0
     starts = range(episode.context, total, w)
     for start in starts:
         # the last chunk may be short: the model is asked for whole chunks, with the last action held
         index = torch.arange(start, start + w).clamp(max=total - 1)
-        poses, actions, keep = truth.poses[:, index], truth.actions[:, index], min(w, total - start)
+        poses, actions, asked = truth.poses[:, index], truth.actions[:, index], min(w, total - start)
         for name, cache in (("own", own), ("real", teacher)):
             if name == "real" and not real:
                 continue
-            noise = _noise(seed, episode, start)
+            noise = room_noise(seed, episode, start)
             begin = time.perf_counter()
             memory = cache.read(poses)
-            frames = make_chunk(model, memory, poses, actions, noise, steps, shift)[:, :keep]
+            frames = make_chunk(model, memory, poses, actions, noise, steps, shift)[:, :asked]
             if name == "own":
-                clean = History(frames, poses[:, :keep], actions[:, :keep], torch.zeros(1, keep))
+                clean = History(frames, poses[:, :asked], actions[:, :asked], torch.zeros(1, asked))
                 cache.write(clean)
                 seconds.append((time.perf_counter() - begin) / w)
-                tokens = memory.tokens
+                tokens, attended = memory.tokens, memory.attended
             else:
-                cache.write(part(truth, start, start + keep))
+                cache.write(part(truth, start, start + asked))
             made[name].append(frames[0])
 
     def pictures(name: str) -> np.ndarray:
-        asked = codec.decode(torch.cat(made[name])).numpy()
-        return np.concatenate([episode.frames[: episode.context], asked])
+        new = codec.decode(torch.cat(made[name])).numpy()
+        return np.concatenate([episode.frames[: episode.context], new])
 
-    read = kv_bytes(tokens, model.config.hidden_size, model.config.num_hidden_layers)
+    read = kv_bytes(attended, model.config.hidden_size, model.config.num_hidden_layers)
     return Rollout(
         pictures("own"), pictures("real" if real else "own"), tokens, read, own.nbytes,
         statistics.median(seconds[1:] or seconds),
@@ -164,16 +174,39 @@ def roll_out(
 
 
 @torch.no_grad()
+def chunk_nats(
+    model: FrameDiT, memory: Memory, clean: Tensor, poses: Tensor, actions: Tensor, generator: torch.Generator,
+    points: int = 10,
+) -> np.ndarray:  # fmt: skip
+    """Half the snr integral of the model's squared error on one real chunk: [w] nats.
+
+    Args:
+        model: in evaluation mode; memory: what it reads.
+        clean: [1, w, C, G, G]; poses: [1, w, P]; actions: [1, w].
+        generator: of the noise.
+        points: noise levels of the integral.
+    """
+    levels, weights = snr_grid(*NATS_LEVELS, points)
+    noise = torch.randn(clean.shape, generator=generator)
+    errors = []
+    for u in levels:
+        noisy = (1 - u) * clean + u * noise
+        found = model(noisy.float(), torch.full(actions.shape, float(u)), poses, actions, memory)
+        errors.append((found - clean).square().sum((2, 3, 4))[0].double().numpy())
+    return nats_of_errors(np.stack(errors), weights)
+
+
+@torch.no_grad()
 def denoising_nats(
     model: FrameDiT, codec: PatchCodec, episode: Episode, asked: np.ndarray, *, points: int = 10, seed: int = 0,
-    with_memory: bool = True,
+    with_memory: bool = True, history_noise: float = 0.0, keep: int | None = None,
 ) -> float:  # fmt: skip
     """Half the snr integral of the model's squared error on real frames with real history, in nats per asked frame.
 
     Differences of it between memories estimate the nats that one knows and the other does not (`loss_gap`).
 
     Args:
-        model, codec: as of `roll_out`.
+        model, codec, history_noise, keep: as of `roll_out`.
         episode: the walk; asked: [N] bool, which frames count.
         points: noise levels of the integral.
         seed: of the noise, equal for all memories.
@@ -181,20 +214,14 @@ def denoising_nats(
     """
     truth = episode_history(codec, episode)
     w, total = model.config.num_frames, len(episode)
-    levels, weights = snr_grid(*NATS_LEVELS, points)
-    cache, nats = FrameCache(model), []
-    cache.write(part(truth, 0, episode.context))
+    shown, nats = _shown(model, seed, episode, history_noise, keep), []
+    shown.write(part(truth, 0, episode.context))
     for start in range(episode.context, total, w):
-        keep = min(w, total - start)
+        count = min(w, total - start)
         index = torch.arange(start, start + w).clamp(max=total - 1)
         clean, poses, actions = truth.latents[:, index], truth.poses[:, index], truth.actions[:, index]
-        memory = cache.read(poses) if with_memory else Memory()
-        noise = torch.randn(clean.shape, generator=_noise(seed, episode, start))
-        errors = []
-        for u in levels:
-            noisy = (1 - u) * clean + u * noise
-            found = model(noisy.float(), torch.full((1, w), float(u)), poses, actions, memory)
-            errors.append((found - clean).square().sum((2, 3, 4))[0, :keep].double().numpy())
-        nats.append(nats_of_errors(np.stack(errors), weights))
-        cache.write(part(truth, start, start + keep))
+        memory = shown.read(poses) if with_memory else Memory()
+        noise = room_noise(seed, episode, start)
+        nats.append(chunk_nats(model, memory, clean, poses, actions, noise, points)[:count])
+        shown.write(part(truth, start, start + count))
     return float(np.concatenate(nats)[np.asarray(asked)[episode.context :]].mean())

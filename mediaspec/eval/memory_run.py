@@ -42,9 +42,9 @@ __all__ = [
 ]  # fmt: skip
 
 WEIGHTS = Path(__file__).parents[1] / "models" / "frame_worlds"
-METRICS = ("recall_psnr", "recall_ssim", "recall_last_psnr", "needle_accuracy", "wall_accuracy", "drift_db",
-           "last_gap_db", "slope_db", "first_last_db", "own_psnr", "real_psnr", "denoising_nats",
-           "memory_gain_nats")  # fmt: skip
+METRICS = ("recall_psnr", "recall_ssim", "recall_last_psnr", "real_recall_psnr", "ceiling_psnr", "needle_accuracy",
+           "wall_accuracy", "drift_db", "last_gap_db", "slope_db", "first_last_db", "own_psnr", "real_psnr",
+           "denoising_nats", "memory_gain_nats")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -106,15 +106,19 @@ def find_trained(world: str, memory: str, root: str | Path = WEIGHTS) -> list[Tr
 
 
 def evaluate_room(
-    trained: Trained, episode: Episode, *, steps: int, seed: int = 0, nats: bool = True
-) -> dict[str, Any]:
-    """Everything measured of one memory in one room.
+    trained: Trained, episode: Episode, *, steps: int, seed: int = 0, nats: bool = True, history_noise: float = 0.0,
+    keep: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Everything measured of one memory in one room; `history_noise` and `keep` as in `roll_out`.
 
-    Frames count as recall where what they show was last seen more than window + chunk frames ago.
+    Frames count as recall where what they show was last seen more than window + chunk frames ago. `recall_psnr` is
+    theirs on the model's own history, `real_recall_psnr` on the real one, where drift has no part in it, and
+    `ceiling_psnr` what the codec loses of the truth.
     """
     model, codec = trained.model, trained.codec
     asked = recall_frames(episode, model.config.window + model.config.num_frames)
-    made = roll_out(model, codec, episode, steps=steps, seed=seed)
+    shown: dict[str, Any] = {"seed": seed, "history_noise": history_noise, "keep": keep}
+    made = roll_out(model, codec, episode, steps=steps, **shown)
     row: dict[str, Any] = {
         "memory": trained.memory, "training": trained.seed, "weights": trained.digest, "room": episode.seed,
         "recall_frames": int(asked.sum()),
@@ -136,6 +140,9 @@ def evaluate_room(
             "recall_psnr": scores["psnr"], "recall_ssim": scores["ssim"], "recall_last_psnr": scores["last_psnr"]
         }  # fmt: skip
         at = np.flatnonzero(asked)
+        row["real_recall_psnr"] = float(psnr_rows(made.real[at], episode.frames[at]).mean())
+        coded = codec.decode(codec.encode(torch.from_numpy(episode.frames[at]))).numpy()
+        row["ceiling_psnr"] = float(psnr_rows(coded, episode.frames[at]).mean())
         share = needle_accuracy(made.own, episode.frames, at.tolist(), episode.needles)
         if share is not None:
             row["needle_accuracy"] = share
@@ -144,7 +151,7 @@ def evaluate_room(
                 made.own[at], episode.wall_colours[at], episode.extras["palette"], episode.extras["light"][at]
             )
         if nats:
-            row["denoising_nats"] = denoising_nats(model, codec, episode, asked, seed=seed)
+            row["denoising_nats"] = denoising_nats(model, codec, episode, asked, **shown)
             alone = denoising_nats(model, codec, episode, asked, seed=seed, with_memory=False)
             row["memory_gain_nats"] = alone - row["denoising_nats"]
     return row
@@ -208,7 +215,7 @@ class MemoryRows:
 def evaluate_memories(
     world: str, protocol: str, memories: Sequence[str], *, rooms: int = 50, steps: int = 10, seed: int = 0,
     root: str | Path = WEIGHTS, out: Path | None = None, settings: dict[str, Any] | None = None, nats: bool = True,
-    on_row: Callable[[dict[str, Any]], None] | None = None,
+    history_noise: float = 0.0, keep: int | None = None, on_row: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Measures memories in held-out rooms and sums them up.
 
@@ -221,6 +228,7 @@ def evaluate_memories(
         root: folder of weights.
         out: folder for rows.jsonl; run again to go on.
         nats: also the loss gap, which takes about as long as the rollouts.
+        history_noise, keep: of what models are shown of the past, see `roll_out`.
         on_row: called after every room.
 
     Returns:
@@ -232,10 +240,11 @@ def evaluate_memories(
     if rooms < 1:
         raise ValueError(f"rooms={rooms} is not allowed; write 1 or more")
     trained = [one for name in memories for one in find_trained(world, name, root)]
-    store = MemoryRows(
-        None if out is None else out / "rows.jsonl",
-        {"world": world, "protocol": protocol, "steps": steps, "seed": seed, "nats": nats, **(settings or {})},
-    )
+    knobs: dict[str, Any] = {"history_noise": history_noise, "keep": keep}
+    told = {"world": world, "protocol": protocol, "steps": steps, "seed": seed, "nats": nats, **(settings or {})}
+    # a knob that is not turned is not told: rows measured before there were any stay good
+    told |= {name: value for name, value in knobs.items() if value}
+    store = MemoryRows(None if out is None else out / "rows.jsonl", told)
     found = []
     for room in range(TEST_SEED, TEST_SEED + rooms):
         episode = None
@@ -243,7 +252,7 @@ def evaluate_memories(
             row = store.find(one, room)
             if row is None:
                 episode = episode or make_episode(world, protocol, room, **(settings or {}))
-                row = evaluate_room(one, episode, steps=steps, seed=seed, nats=nats)
+                row = evaluate_room(one, episode, steps=steps, seed=seed, nats=nats, **knobs)
                 store.add(row)
                 if on_row is not None:
                     on_row(row)
@@ -256,6 +265,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     `loss_gap_nats` is what a memory's model leaves in denoising error beyond the best one of the list, in nats per
     recall frame; 0 for the best. `memory_gain_nats` compares a model with itself when it is shown no past.
+    `rank_agreement`, the same in every row, is Spearman's correlation of the two over the list, see below.
     """
     names = list(dict.fromkeys(row["memory"] for row in rows))
     summary = []
@@ -282,6 +292,9 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     known = [line["denoising_nats"] for line in summary if line["denoising_nats"] is not None]
     for line in summary:
         line["loss_gap_nats"] = None if line["denoising_nats"] is None else line["denoising_nats"] - min(known)
+    agreement = rank_agreement(summary)
+    for line in summary:
+        line["rank_agreement"] = agreement
     return summary
 
 

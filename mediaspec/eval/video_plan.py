@@ -25,6 +25,7 @@ __all__ = [
     "Job",
     "parse_attention",
     "parse_names",
+    "parse_sampler_settings",
     "plan_jobs",
     "read_prompts",
     "read_timelines",
@@ -213,6 +214,27 @@ class Job:
             "timeline": None if self.timeline is None else self.timeline.record(),
             "blend": self.blend,
         }
+
+
+def parse_sampler_settings(texts: Sequence[str], samplers: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Keywords of samplers from entries as "fifo:lookahead=false,eta=0.5".
+
+    Raises:
+        ValueError: a malformed entry, or a sampler that is not among `samplers`.
+
+    Example: `parse_sampler_settings(["fifo:lookahead=false"], ["fifo"])` is {"fifo": {"lookahead": False}}.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        name, colon, rest = text.partition(":")
+        if name not in samplers or not colon:
+            raise ValueError(f"sampler settings {text!r}; write one of {', '.join(samplers)}, as in fifo:lookahead=false")
+        for pair in rest.split(","):
+            key, sign, value = pair.partition("=")
+            if not sign or not value or key in found.get(name, {}):
+                raise ValueError(f"{text!r}: write each setting once as key=value, not {pair!r}")
+            found.setdefault(name, {})[key] = _value(value)
+    return found
 
 
 def plan_jobs(

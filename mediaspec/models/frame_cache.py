@@ -61,9 +61,14 @@ class FrameCache:
 
     Args:
         model: whose keys and values are kept; in evaluation mode, without gradients.
+        keep: frames before the recent ones that are held; older frames (whole blocks, where they are packed) are
+            forgotten for good, so that memory stays constant however long the rollout is. None holds all of them.
 
     Attributes:
         frames: written so far.
+
+    Raises:
+        ValueError: a negative `keep`, or one smaller than a packed block.
 
     Example:
         >>> from mediaspec.models.frame_dit import FrameDiT, FrameDiTConfig, History
@@ -75,12 +80,15 @@ class FrameCache:
         144
     """
 
-    def __init__(self, model: FrameDiT) -> None:
-        self.model = model
+    def __init__(self, model: FrameDiT, keep: int | None = None) -> None:
+        length = pack_length(model.config.memory)
+        if keep is not None and (keep < 0 or 0 < keep < length):
+            raise ValueError(f"keep={keep} frames; write 0, {max(length, 1)} or more, or None for all")
+        self.model, self.keep = model, keep
         self.frames = 0
         self._poses = _Rows()
         self._kept = _Rows()  # [B, frame, L, 2, n, D]
-        self._blocks = _Rows()  # [B, block, L, 2, n / kt^2, D]
+        self._blocks = _Rows()  # [B, block, L, 2, n / kt^2, D], or [B, block, n / kt^2, P] where the model unpacks
         self._raw = _Rows()  # [B, frame, C, G, G], for packing and channels
         self._raw_actions, self._raw_levels = _Rows(), _Rows()
 
@@ -116,10 +124,25 @@ class FrameCache:
             self._pack(old // length, length)
         elif memory in ("window", "channel"):
             self._kept.forget(old)
+        self._forget(old, length)
+
+    def _forget(self, old: int, length: int) -> None:
+        """Drops what lies more than `keep` frames before the recent ones; `old` frames are not recent."""
+        keep = 0 if self.model.config.memory == "window" else self.keep
+        if keep is None:
+            return
+        if length:
+            # counted in whole blocks, so that the plan of what is left cuts the same blocks
+            first = max(old // length - keep // length, 0)
+            self._blocks.forget(first)
+            self._poses.forget(first * length)
+            return
+        for rows in (self._poses, self._kept, self._raw, self._raw_actions, self._raw_levels):
+            rows.forget(old - keep)
 
     def _pack(self, wanted: int, length: int) -> None:
         """Packs whole blocks of what has left the recent frames."""
-        have = len(self._blocks)
+        have = self._blocks.first + len(self._blocks)
         if wanted <= have:
             return
         index = torch.arange(have * length, wanted * length, device=self._raw.rows.device)[None]
@@ -127,8 +150,11 @@ class FrameCache:
         past = History(
             self._raw.pick(index), self._poses.pick(index), self._raw_actions.pick(index), self._raw_levels.pick(index)
         )
-        kept = self.model.keys_values(self.model.encode_blocks(past, length))
-        self._blocks.append(kept.unflatten(3, (wanted - have, -1)).permute(0, 3, 1, 2, 4, 5))
+        packed = self.model.pack(past, length)
+        if self.model.block_codec is None:
+            placed = self.model.place_blocks(packed, past.poses.unflatten(1, (-1, length)))
+            packed = self.model.keys_values(placed).unflatten(3, (wanted - have, -1)).permute(0, 3, 1, 2, 4, 5)
+        self._blocks.append(packed)
         for rows in (self._kept, self._raw, self._raw_actions, self._raw_levels):
             rows.forget(wanted * length)
 
@@ -137,7 +163,8 @@ class FrameCache:
         """What the next frames (poses [B, w, P]) read."""
         if self.model.config.memory == "none" or not self.frames:
             return Memory()
-        reading = self.model.plan(self._poses.rows, targets)
+        # the plan counts from the oldest frame that is held
+        reading = self.model.plan(self._poses.rows, targets).later(self._poses.first)
         parts = [self._aged(self._kept.pick(reading.recent), self.frames - reading.recent)]
         crossed = channel = None
         extra = 0
@@ -151,17 +178,31 @@ class FrameCache:
                 else:
                     parts.insert(0, older)
         if reading.blocks.shape[1]:
-            newest = reading.blocks[..., -1]
-            number = newest // reading.blocks.shape[2]
-            parts.insert(0, self._aged(self._blocks.pick(number), self.frames - newest))
+            parts.insert(0, self._read_blocks(reading.blocks))
         keys, values = (torch.cat([getattr(part, name) for part in parts], dim=3) for name in ("keys", "values"))
-        return Memory(KeysValues(keys, values), crossed, channel, keys.shape[3] + extra)
+        attended = keys.shape[3] + extra
+        tokens = attended - self.model.unpacked_extra(reading)
+        return Memory(KeysValues(keys, values), crossed, channel, tokens, attended)
+
+    def _read_blocks(self, blocks: Tensor) -> KeysValues:
+        """Keys and values of blocks, frame numbers [B, N, length]; unpacked now where they are kept packed."""
+        packed = self._blocks.pick(blocks[..., -1] // blocks.shape[2])
+        if self.model.block_codec is None:
+            return self._aged(packed, self.frames - blocks[..., -1])
+        poses = self._poses.pick(blocks.flatten(1)).unflatten(1, blocks.shape[1:])
+        kept = self.model.keys_values(self.model.place_blocks(packed, poses))
+        return self.model.aged(kept, self.model.block_ages(blocks, self.frames))
 
     def _aged(self, kept: Tensor, ages: Tensor) -> KeysValues:
         """Units [B, U, L, 2, n, D] with ages [B, U] as keys and values."""
         return self.model.aged(
             kept.permute(0, 2, 3, 1, 4, 5).flatten(3, 4), ages.repeat_interleave(kept.shape[4], dim=1)
         )
+
+    @property
+    def held(self) -> int:
+        """Frames that can still be read in some form."""
+        return len(self._poses)
 
     @property
     def nbytes(self) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
+from .block_codec import BlockCodec
 from .frame_blocks import BlockPacker, ChannelReader, FrameBlock, KeysValues
 from .frame_dit_config import FrameDiTConfig
 from .frame_history import Reading, pack_length, plan_reading
@@ -71,13 +72,15 @@ class Memory:
     Args:
         recent: keys and values in front of the new tokens; crossed: those of a cross-attention of its own.
         channel: [B, F, n, patch * patch * C] old frames for the channels, with their poses.
-        tokens: history tokens that are read.
+        tokens: history tokens that are read, as they are kept: a packed one counts once.
+        attended: those that attention sees, more than `tokens` where packed ones are unpacked.
     """
 
     recent: KeysValues | None = None
     crossed: KeysValues | None = None
     channel: tuple[Tensor, Tensor] | None = None
     tokens: int = 0
+    attended: int = 0
 
 
 class FrameDiT(PreTrainedModel):
@@ -129,7 +132,9 @@ class FrameDiT(PreTrainedModel):
             # age moves a key along a learned direction, so that kept keys stay good while they grow older
             self.age_key = nn.Parameter(torch.zeros(config.num_hidden_layers, d))
         length = pack_length(config.memory)
-        self.packer = BlockPacker(m, length, motions) if length else None
+        packed = config.packed_size
+        self.packer = BlockPacker(m, length, motions) if length and not packed else None
+        self.block_codec = BlockCodec(m, packed, length, motions) if length and packed else None
         self.channel = ChannelReader(values, config.channel_frames, motions, d) if config.memory == "channel" else None
         self.post_init()
 
@@ -145,7 +150,7 @@ class FrameDiT(PreTrainedModel):
         elif isinstance(module, FrameDiT):
             # here and not at the modules themselves: transformers passes over modules without parameters of their own
             for part in module.modules():
-                if isinstance(part, FrameBlock | BlockPacker | ChannelReader):
+                if isinstance(part, FrameBlock | BlockPacker | BlockCodec | ChannelReader):
                     part.zero_outputs()
             init.zeros_(module.out.weight)
             init.zeros_(module.out.bias)
@@ -184,22 +189,43 @@ class FrameDiT(PreTrainedModel):
             self._embed_past(past) + self._past_places(past.poses, self.config.grid // self.config.patch)
         )
 
-    def encode_blocks(self, past: History, length: int) -> Tensor:
-        """Memory tokens [B, F / length * n / length^2, M] of frames in consecutive blocks."""
-        assert self.packer is not None
+    def pack(self, past: History, length: int) -> Tensor:
+        """Packed tokens [B, F / length, n / length^2, M or P] of frames in consecutive blocks, without their places."""
         b, f = past.levels.shape
-        poses = past.poses.reshape(b, f // length, length, -1)
-        centre = centre_pose(self.config.position, poses)
-        motion = motion_features(self.config.position, poses, centre[:, :, None]).flatten(2)
-        side = self.config.grid // self.config.patch
-        content = self._embed_past(past).reshape(b, f // length, length, side, side, -1)
+        content, motion = self.block_frames(past, length)
+        if self.block_codec is not None:
+            return self.block_codec.pack(content, motion)
+        assert self.packer is not None
         pooled: list[Tensor] = []
         while len(pooled) < len(self.packer.stages):
             past = _halved(past)
-            size = side >> (len(pooled) + 1)
+            size = content.shape[3] >> (len(pooled) + 1)
             pooled.append(self._embed_past(past).reshape(b, f // length, -1, size, size, content.shape[-1]))
-        packed = self.packer(content, pooled, motion)
-        return self._finish(packed + self._past_places(centre, side // length))
+        return self.packer(content, pooled, motion)
+
+    def block_frames(self, past: History, length: int) -> tuple[Tensor, Tensor]:
+        """What is packed of frames in consecutive blocks: [B, F / length, length, side, side, M] and their motion."""
+        b, f = past.levels.shape
+        side = self.config.grid // self.config.patch
+        content = self._embed_past(past).reshape(b, f // length, length, side, side, -1)
+        return content, self.block_motion(past.poses.reshape(b, f // length, length, -1))
+
+    def place_blocks(self, packed: Tensor, poses: Tensor) -> Tensor:
+        """Memory tokens of packed ones [B, N, n / length^2, M or P] at poses [B, N, length, P].
+
+        Returns:
+            [B, N * n / length^2, M], or [B, N * length * n, M] where they are unpacked.
+        """
+        side = self.config.grid // self.config.patch
+        if self.block_codec is not None:
+            frames = self.block_codec.unpack(packed, self.block_motion(poses))
+            return self._finish((frames + self._past_places(poses, side)).flatten(1, 2))
+        return self._finish(packed + self._past_places(centre_pose(self.config.position, poses), side // poses.shape[2]))
+
+    def block_motion(self, poses: Tensor) -> Tensor:
+        """[B, N, length * R] of poses [B, N, length, P] against the centre of their block."""
+        centre = centre_pose(self.config.position, poses)
+        return motion_features(self.config.position, poses, centre[:, :, None]).flatten(2)
 
     def _embed_past(self, past: History) -> Tensor:
         extra = self.past_level(self._level_features(past.levels))
@@ -261,11 +287,24 @@ class FrameDiT(PreTrainedModel):
                     kept, ages = [old_kv, *kept], [old_ages, *ages]
         if reading.blocks.shape[1]:
             length = reading.blocks.shape[2]
-            block_kv = self.keys_values(self.encode_blocks(past.pick(reading.blocks.flatten(1)), length))
-            kept = [block_kv, *kept]
-            ages = [(f - reading.blocks[..., -1]).repeat_interleave(n // length**2, 1), *ages]
+            chosen = past.pick(reading.blocks.flatten(1))
+            poses = chosen.poses.unflatten(1, (-1, length))
+            block_kv = self.keys_values(self.place_blocks(self.pack(chosen, length), poses))
+            kept, ages = [block_kv, *kept], [self.block_ages(reading.blocks, f), *ages]
         recent = self.aged(torch.cat(kept, 3), torch.cat(ages, 1))
-        return Memory(recent, crossed, channel, sum(one.shape[1] for one in ages) + extra)
+        attended = sum(one.shape[1] for one in ages) + extra
+        return Memory(recent, crossed, channel, attended - self.unpacked_extra(reading), attended)
+
+    def block_ages(self, blocks: Tensor, frames: int) -> Tensor:
+        """Ages [B, N] of the memory tokens of blocks [B, N, length] after so many frames."""
+        if self.block_codec is not None:
+            return (frames - blocks).flatten(1).repeat_interleave(self.config.tokens, 1)
+        return (frames - blocks[..., -1]).repeat_interleave(self.config.tokens // blocks.shape[2] ** 2, 1)
+
+    def unpacked_extra(self, reading: Reading) -> int:
+        """Tokens that attention sees beyond those that are kept."""
+        _, blocks, length = reading.blocks.shape
+        return blocks * (length * self.config.tokens - self.config.tokens // length**2) if self.block_codec else 0
 
     def forward(
         self, x: Tensor, levels: Tensor, poses: Tensor, actions: Tensor, memory: Memory | None = None

@@ -25,6 +25,8 @@ class FrameDiTConfig(PretrainedConfig):
         retrieve: old frames that "retrieve" picks.
         channel_frames: old frames on the channels of "channel".
         memory_limit: most old frames or blocks that are read, 0 for no limit.
+        packed_size: P of packed tokens that are unpacked into frames when they are read (`block_codec`); 0 reads the
+            packed tokens themselves, of width M.
         position: "column" or "pose", see `frame_positions`.
         field_of_view: degrees, of "pose".
 
@@ -48,6 +50,7 @@ class FrameDiTConfig(PretrainedConfig):
     retrieve: int = 4
     channel_frames: int = 8
     memory_limit: int = 0
+    packed_size: int = 0
     position: str = "column"
     field_of_view: float = 60.0
 
@@ -68,7 +71,7 @@ class FrameDiTConfig(PretrainedConfig):
                 f"grid={self.grid} in patches of {self.patch} does not divide into blocks of {self.memory}; write "
                 "grid=8, patch=2"
             )
-        least = {"num_frames": 1, "num_actions": 1, "window": 1, "retrieve": 1, "channel_frames": 1, "memory_limit": 0}
+        least = {"num_frames": 1, "num_actions": 1, "window": 1, "retrieve": 1, "channel_frames": 1, "memory_limit": 0, "packed_size": 0}
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed; write {value} or more")

@@ -46,6 +46,10 @@ class Reading:
     older: Tensor
     blocks: Tensor
 
+    def later(self, frames: int) -> Reading:
+        """The same with all numbers raised, for a plan over frames whose first one is number `frames`."""
+        return Reading(self.recent + frames, self.older + frames, self.blocks + frames) if frames else self
+
 
 def nearest_frames(kind: str, poses: Tensor, targets: Tensor, count: int) -> Tensor:
     """For each target in turn the nearest frame not yet taken, oldest first among equals: [B, min(count, F)] int64.

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .text_generation import TextGenerationOutput, TextGenerationPipeline
     from .text_to_image import TextToImagePipeline
     from .timeline import Timeline
+    from .video_continuation import VideoContinuationPipeline
+    from .video_history import VideoHistory
 
 __all__ = [
     "AutoPipeline",
@@ -29,6 +31,8 @@ __all__ = [
     "TextGenerationPipeline",
     "TextToImagePipeline",
     "Timeline",
+    "VideoContinuationPipeline",
+    "VideoHistory",
     "install_prompt_bank",
 ]
 
@@ -44,6 +48,8 @@ _HOMES = {
     "TextGenerationPipeline": "text_generation",
     "TextToImagePipeline": "text_to_image",
     "Timeline": "timeline",
+    "VideoContinuationPipeline": "video_continuation",
+    "VideoHistory": "video_history",
     "install_prompt_bank": "prompt_conditioning",
 }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from mediaspec.eval.memory_metrics import (
     bootstrap_mean,
@@ -23,6 +24,7 @@ from mediaspec.eval.memory_metrics import (
     spearman,
     wall_colour_accuracy,
 )
+from mediaspec.eval.memory_rollout import NATS_LEVELS, chunk_nats
 from mediaspec.eval.worlds import TEST_SEED, make_episode, recall_frames
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "world_cases.json").read_text())
@@ -62,6 +64,33 @@ def test_loss_gap_of_the_linear_gaussian_process() -> None:
         errors = [np.array([mse(float(flow_snr(u)), known) for u in levels]) for known in ([3, 4], [0, 1, 2, 3, 4])]
         less, more = (float(nats_of_errors(one, weights)) for one in errors)
         assert abs((less - more) / want["exact"] - 1) < tolerance
+
+
+def test_loss_gap_of_an_evaluation_is_the_closed_form_within_one_per_cent() -> None:
+    """The evaluation's own levels, and a million walks of the linear-Gaussian process seen by the exact denoiser."""
+    cov, g = scene(), torch.Generator().manual_seed(0)
+    shape = (1, 4, 64, 64, 64)
+    walks = torch.randn(6, *shape, generator=g, dtype=torch.float64)
+    walks = torch.einsum("ij,j...->i...", torch.linalg.cholesky(torch.from_numpy(cov)), walks).float()
+
+    def exact_denoiser(x, levels, poses, actions, memory):
+        mean, variance = memory
+        u = levels[:, :, None, None, None]
+        return mean + variance * (1 - u) / ((1 - u) ** 2 * variance + u**2) * (x - (1 - u) * mean)
+
+    nats, information = [], []
+    ends = [float(flow_snr(u)) for u in NATS_LEVELS]
+    for known in ([3, 4], [0, 1, 2, 3, 4]):
+        gain = np.linalg.solve(cov[np.ix_(known, known)], cov[known, 5])
+        variance = float(cov[5, 5] - gain @ cov[known, 5])
+        mean = torch.einsum("k,k...->...", torch.from_numpy(gain).float(), walks[known])
+        found = chunk_nats(
+            exact_denoiser, (mean, variance), walks[5], torch.zeros(1, 4, 2), torch.zeros(1, 4).long(),
+            torch.Generator().manual_seed(1),
+        )  # fmt: skip
+        nats.append(float(found.mean()) / 64**3)
+        information.append(0.5 * math.log((1 + ends[0] * variance) / (1 + ends[1] * variance)))
+    assert nats[0] - nats[1] == pytest.approx(information[0] - information[1], rel=0.01)
 
 
 def test_weights_sum_to_half_the_snr_they_span() -> None:

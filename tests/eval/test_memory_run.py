@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from mediaspec.cli.eval import app
 from mediaspec.eval.memory_plots import memory_table, pareto_front
-from mediaspec.eval.memory_rollout import flow_levels, roll_out
+from mediaspec.eval.memory_rollout import denoising_nats, episode_history, flow_levels, part, roll_out, room_noise
 from mediaspec.eval.memory_run import (
     MemoryRows,
     evaluate_memories,
@@ -22,25 +23,13 @@ from mediaspec.eval.memory_run import (
     rank_agreement,
     summarise,
 )
-from mediaspec.eval.worlds import TEST_SEED, WORLDS, make_episode
-from mediaspec.models.frame_dit import FrameDiT, FrameDiTConfig
-from mediaspec.models.patch_codec import fit_codec
+from mediaspec.eval.memory_sheet import revisit_frame
+from mediaspec.eval.shown_history import ShownHistory
+from mediaspec.eval.worlds import TEST_SEED, make_episode, recall_frames
+from mediaspec.models.frame_cache import FrameCache
+from mediaspec.models.frame_dit import History
 
-
-def save_tiny(root: Path, world: str, memory: str, folder: str | None = None, seed: int = 0) -> None:
-    torch.manual_seed(seed)
-    episode = make_episode(world, next(iter(WORLDS[world].protocols)), 3)
-    codec = fit_codec(torch.from_numpy(episode.frames), components=6)
-    config = FrameDiTConfig(
-        hidden_size=16, memory_size=16, num_hidden_layers=1, num_attention_heads=2, channels=6, memory=memory,
-        position=WORLDS[world].position,
-    )  # fmt: skip
-    model = FrameDiT(config)
-    for weight in (model.out.weight, model.blocks[0].mix.weight):  # zero at first, where the past changes nothing
-        torch.nn.init.normal_(weight, std=0.1)
-    target = root / world / (folder or memory)
-    model.save_pretrained(target)
-    codec.save(target / "codec.safetensors")
+from .tiny_worlds import save_tiny
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +56,8 @@ def test_rows_and_going_on(weights: Path, tmp_path: Path) -> None:
     assert min(row["loss_gap_nats"] for row in first) == 0
     assert all(np.isfinite(row[m]) for row in first for m in ("recall_psnr", "recall_ssim", "drift_db"))
     assert rank_agreement(first) in (-1.0, 1.0)
+    assert {row["rank_agreement"] for row in first} == {rank_agreement(first)}
+    assert all(row["ceiling_psnr"] > row["real_recall_psnr"] for row in first)
     # a line cut short by a kill is measured again, all others are kept
     path = tmp_path / "rows.jsonl"
     lines = path.read_text().splitlines(keepends=True)
@@ -99,6 +90,54 @@ def test_own_and_real_history_agree_on_the_first_chunk(weights: Path) -> None:
         roll_out(one.model, one.codec, replace(episode, context=len(episode)))
 
 
+def test_knobs_of_the_history(weights: Path) -> None:
+    one = find_trained("raymaze", "prepend", weights)[0]
+    episode = make_episode("raymaze", "loop", TEST_SEED)
+    truth, start = episode_history(one.codec, episode), episode.context
+    poses, draw = truth.poses[:, start : start + 4], lambda first: room_noise(3, episode, -1 - first)
+
+    def shown(noise: float = 0.0, keep: int | None = None) -> ShownHistory:
+        history = ShownHistory(one.model, noise=noise, keep=keep, draw=draw)
+        for first, stop in ((0, start - 3), (start - 3, start)):
+            history.write(part(truth, first, stop))
+        return history
+
+    def keys(memory: object) -> torch.Tensor:
+        return memory.recent.keys  # type: ignore[attr-defined]
+
+    plain = FrameCache(one.model)
+    plain.write(part(truth, 0, start))
+    assert torch.equal(keys(shown().read(poses)), keys(plain.read(poses))), "no knob: the cache itself"
+    torch.testing.assert_close(keys(shown(keep=1000).read(poses)), keys(plain.read(poses)))
+    newest = FrameCache(one.model)
+    newest.write(part(truth, start - 7, start))
+    torch.testing.assert_close(keys(shown(keep=7).read(poses)), keys(newest.read(poses)))
+    # noise is put on once, told, and the same whenever the room is walked again
+    noisy = part(truth, 0, start).latents.clone()
+    for first, stop in ((0, start - 3), (start - 3, start)):
+        normal = torch.randn(noisy[:, first:stop].shape, generator=draw(first))
+        noisy[:, first:stop] = 0.9 * noisy[:, first:stop] + 0.1 * normal
+    told = FrameCache(one.model)
+    told.write(History(noisy, truth.poses[:, :start], truth.actions[:, :start], torch.full((1, start), 0.1)))
+    torch.testing.assert_close(keys(shown(noise=0.1).read(poses)), keys(told.read(poses)))
+    own = [roll_out(one.model, one.codec, episode, steps=2, real=False, **knob).own for knob in
+           ({}, {"history_noise": 0.0, "keep": None}, {"history_noise": 0.1}, {"keep": 4})]  # fmt: skip
+    assert (own[0] == own[1]).all() and not (own[0] == own[2]).all() and not (own[0] == own[3]).all()
+    asked = recall_frames(episode, 8)
+    nats = [denoising_nats(one.model, one.codec, episode, asked, points=3, keep=keep) for keep in (None, 1000, 4)]
+    assert nats[0] == pytest.approx(nats[1], rel=1e-5) and nats[0] != pytest.approx(nats[2], rel=1e-5)
+    for bad, said in (({"noise": 1.0}, "below 1"), ({"keep": 0}, "1 frame or more"), ({"noise": 0.1}, "draw=")):
+        with pytest.raises(ValueError, match=said):
+            ShownHistory(one.model, **bad)
+
+
+def test_the_revisit_that_is_shown_has_the_needle() -> None:
+    episode = make_episode("panoroom", "needle", TEST_SEED)
+    at = revisit_frame(episode, 8)
+    assert at in episode.needles and recall_frames(episode, 8)[at]
+    assert revisit_frame(episode, len(episode)) is None
+
+
 def test_missing_weights_and_names() -> None:
     with pytest.raises(ValueError, match="train_frame_dit.py --world raymaze --memory cross"):
         find_trained("raymaze", "cross", Path("nowhere"))
@@ -123,6 +162,10 @@ def test_command(weights: Path, tmp_path: Path) -> None:
     assert list(row)[: len(named)] == named and row["memory"] == "full" and row["wall_accuracy"] is not None
     folder = tmp_path / "raymaze" / "loop"
     assert all((folder / name).read_bytes()[:4] == b"\x89PNG" for name in ("pareto.png", "by_step.png"))
+    assert Image.open(folder / "sheet.png").width > 2 * 128, "the truth and one memory"
+    assert json.loads((folder / "result.json").read_text())[0]["rank_agreement"] is None, "one memory has no rank"
+    turned = runner.invoke(app, [*words, "--no-plots", "--keep", "8", "--history-noise", "0.1"])
+    assert turned.exit_code == 2 and "was begun with" in turned.output, "rows of other knobs are not mixed"
     for bad, told in ((["--memories", "cross"], "train it with"), (["--protocol", "needle"], "no protocol"),
                       (["--world", "maze"], "raymaze")):  # fmt: skip
         failed = runner.invoke(app, [*words[:-1], *bad])

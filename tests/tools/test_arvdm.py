@@ -59,6 +59,21 @@ def test_maze_batches_repeat_after_a_restart() -> None:
     assert rows[0].poses.shape == (2, 4, 3)
 
 
+def test_trainings_share_no_clip() -> None:
+    seeds = [{arvdm_batches.clip_seed(training, number) for number in range(600)} for training in range(3)]
+    assert len(set.union(*seeds)) == 1800, "no clip comes twice, in one training or in two"
+    assert arvdm_batches.clip_seed(1, 2) == arvdm_batches.clip_seed(1, 2) != arvdm_batches.clip_seed(2, 1)
+    used: list[int] = []
+
+    def make(seed: int) -> arvdm_batches.Clip:
+        used.append(seed)
+        return arvdm_batches.maze_clip(seed, 50)
+
+    codec = arvdm_batches.new_codec("raymaze", components=4, episodes=20)
+    arvdm_batches.ClipBatches(codec, 2, make, size=2, most=30).batch(0, 6)
+    assert set(used) == {arvdm_batches.clip_seed(2, number) for number in range(2)}
+
+
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_one_step_reaches_every_weight(memory: str, codec: PatchCodec) -> None:
     plan = Plan("panoroom", memory, steps=1, hidden_size=16, layers=2)

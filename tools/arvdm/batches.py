@@ -121,12 +121,20 @@ def doom_clip(seed: int, frames: int = 300) -> Clip:
     return pictures, poses, np.array([3, *actions])[: len(pictures)]
 
 
+def clip_seed(training: int, number: int) -> int:
+    """The seed of clip `number` of a training: 64 bits mixed from both, so that no two trainings share their clips.
+
+    The world of a clip is its seed modulo the world's training seeds: any of them, and never a test world.
+    """
+    return int(np.random.SeedSequence([training, 13, number]).generate_state(1, np.uint64)[0])
+
+
 class ClipBatches:
     """Batches cut out of a pool of walks.
 
     Args:
         codec: of the frames; seed: of everything.
-        make: seed -> clip.
+        make: `clip_seed` -> clip.
         size: of the pool; every second batch one clip is renewed.
         most: longest past.
     """
@@ -141,7 +149,7 @@ class ClipBatches:
         """What lies in a slot of the pool once `made` clips have been made."""
         number = made - 1 - (made - 1 - slot) % self.size
         if slot not in self._pool or self._pool[slot][0] != number:
-            frames, poses, actions = self.make(self.seed + number)
+            frames, poses, actions = self.make(clip_seed(self.seed, number))
             latents = self.codec.encode(torch.from_numpy(frames)).half()
             self._pool[slot] = number, latents, torch.from_numpy(poses).float(), torch.from_numpy(actions)
         return self._pool[slot][1:]

@@ -6,7 +6,8 @@ Flow path and clean prediction. A chunk of four frames has one level, in three b
 the past frames are slightly noised, and the model is told. Now and then the old past, or all of it, is left out. The
 learning rate follows a cosine over `--minutes` (or over `--steps`). Run the same command again to go on: weights,
 their running average and the optimiser are saved every two minutes and at the end, under a temporary name first;
-batches depend on their number alone. Progress is one JSON line per half minute, with a short test on rooms that are
+batches depend on their number alone. `--start FOLDER` begins with the weights of another memory's model as far as they
+fit: what a past frame says is learnt once, and a packer begins as average pooling. Progress is one JSON line per half minute, with a short test on rooms that are
 neither trained on nor tested later.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import math
 import os
@@ -33,15 +35,20 @@ from mediaspec.eval.memory_metrics import needle_accuracy, recall_scores
 from mediaspec.eval.memory_rollout import roll_out
 from mediaspec.eval.worlds import WORLDS, make_episode, recall_frames
 from mediaspec.models.frame_dit import FrameDiT, FrameDiTConfig, History
+from mediaspec.models.frame_history import pack_length
 from mediaspec.models.patch_codec import PatchCodec
 
 WATCHED_SEED = 190_000
 WATCHED = {"panoroom": "needle", "raymaze": "loop", "vizdoom": "palindrome"}
+LIMITS = {"pack_k2": 4, "pack_k4": 4}
+"""Blocks that packed memories read, those nearest in pose: a step costs the same however long the past is."""
+UNPACKED = 0.5
+"""Weight of the error of unpacked blocks."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Args: as on the command line. Exactly one of minutes and steps is positive."""
+    """Args: as on the command line. Exactly one of minutes and steps is positive; memory_limit None is `LIMITS`."""
 
     world: str
     memory: str
@@ -53,6 +60,9 @@ class Plan:
     hidden_size: int = 128
     layers: int = 4
     pool: int = 256
+    memory_limit: int | None = None
+    start: str = ""
+    packed_size: int = 512
     watch_minutes: float = 5.0
 
 
@@ -60,10 +70,12 @@ def new_model(plan: Plan, codec: PatchCodec) -> FrameDiT:
     """An untrained model that knows the spread of the codec's latents."""
     torch.manual_seed(plan.seed)
     known = WORLDS[plan.world]
+    limit = LIMITS.get(plan.memory, 0) if plan.memory_limit is None else plan.memory_limit
     config = FrameDiTConfig(
         hidden_size=plan.hidden_size, memory_size=3 * plan.hidden_size // 2, num_hidden_layers=plan.layers,
         channels=codec.components, memory=plan.memory, position=known.position, num_actions=known.num_actions,
-        field_of_view=known.field_of_view,
+        field_of_view=known.field_of_view, memory_limit=limit,
+        packed_size=plan.packed_size if pack_length(plan.memory) else 0,
     )  # fmt: skip
     model = FrameDiT(config)
     # floors keep components that hardly vary from being trusted to the last digit
@@ -71,8 +83,66 @@ def new_model(plan: Plan, codec: PatchCodec) -> FrameDiT:
     return model
 
 
-def batch_loss(model: FrameDiT, batch: Batch, rng: np.random.Generator, noise: torch.Generator) -> torch.Tensor:
-    """Squared error of the clean frames, weighted so that every level counts about alike."""
+def begin_with(model: FrameDiT, folder: str) -> list[str]:
+    """Loads what fits of saved models, and returns the names of the weights that stay as they were.
+
+    Args:
+        model: to be trained.
+        folder: of a saved model, or several with commas: each overwrites what the ones before it gave.
+
+    Raises:
+        ValueError: sizes or the world differ, so that next to nothing fits.
+    """
+    own, taken = model.state_dict(), set[str]()
+    for one in folder.split(","):
+        known = FrameDiT.from_pretrained(one, dtype=torch.float32).state_dict()
+        fits = {name: value for name, value in known.items() if name in own and own[name].shape == value.shape}
+        if not {"embed.weight", "place.weight", "action.weight", "out.weight"} <= fits.keys():
+            raise ValueError(f"--start {one}: its sizes or its world differ from those of this training")
+        model.load_state_dict(fits, strict=False)
+        taken |= fits.keys()
+    return sorted(own.keys() - taken)
+
+
+def random_blocks(past: History, length: int, blocks: int, rng: np.random.Generator) -> History:
+    """Frames of `blocks` random blocks of every row."""
+    first = torch.from_numpy(rng.integers(0, past.frames - length + 1, (len(past.poses), blocks)))
+    return past.pick((first[:, :, None] + torch.arange(length)).flatten(1))
+
+
+def unpacking_loss(model: FrameDiT, past: History, rng: np.random.Generator, blocks: int) -> torch.Tensor | None:
+    """Squared error of unpacked frames of random blocks, as part of their variance; None for a short past.
+
+    A packer that is told directly what to keep learns it long before the gradients that come through attention.
+    """
+    length = pack_length(model.config.memory)
+    if past.frames < length or model.block_codec is None:
+        return None
+    frames, motion = model.block_frames(random_blocks(past, length, blocks, rng), length)
+    found = model.block_codec.unpack(model.block_codec.pack(frames, motion), motion)
+    known = frames.flatten(3, 4).detach()
+    return (found - known).square().mean() / known.var()
+
+
+@torch.no_grad()
+def fit_block_codec(model: FrameDiT, batches: Any, seed: int, tokens: int = 8192) -> None:
+    """Begins a block codec with the principal components of what the model keeps of past frames."""
+    assert model.block_codec is not None
+    length, rng, found = pack_length(model.config.memory), np.random.default_rng([seed, 13]), []
+    for number in itertools.count():
+        past = batches.batch(number, 16).past
+        if past.frames >= length:
+            frames, motion = model.block_frames(random_blocks(past, length, 8, rng), length)
+            found.append((frames.flatten(0, 1)[None], motion.flatten(0, 1)[None]))
+        if len(found) * 128 * (model.config.tokens // length**2) >= tokens:
+            break
+    model.block_codec.fit(*(torch.cat(column, dim=1) for column in zip(*found)))
+
+
+def batch_loss(
+    model: FrameDiT, batch: Batch, rng: np.random.Generator, noise: torch.Generator, unpacked: float = 0.0
+) -> torch.Tensor:
+    """Squared error of the clean frames, weighted so that every level counts about alike; with `unpacked`, also of blocks."""
     size, w = batch.actions.shape
     shape = (size, w) if rng.random() < 0.3 else (size, 1)
     u = torch.rand(shape, generator=noise).expand(size, w)
@@ -92,7 +162,9 @@ def batch_loss(model: FrameDiT, batch: Batch, rng: np.random.Generator, noise: t
         past = past.last(0 if dropped < 0.03 else model.config.window)
     found = model(x, u, batch.poses, batch.actions, model.read(past, batch.poses))
     weight = (((1 - level) ** 2 + level**2) / level**2).clamp(max=10)
-    return (weight * (found - batch.latents).square()).mean()
+    loss = (weight * (found - batch.latents).square()).mean()
+    blocks = unpacking_loss(model, past, rng, 8) if unpacked else None
+    return loss if blocks is None else loss + unpacked * blocks
 
 
 def watch(model: FrameDiT, codec: PatchCodec, world: str, rooms: int = 6) -> dict[str, float]:
@@ -136,13 +208,19 @@ def train(plan: Plan, out: Path, until: float | None = None) -> dict[str, float]
         new_codec(plan.world).save(codec_path)
     codec = PatchCodec.load(codec_path)
     model = new_model(plan, codec)
+    checkpoint = folder / "checkpoint.pt"
+    batches = new_batches(plan.world, codec, plan.seed, plan.pool)
+    if not checkpoint.exists():
+        if plan.start:
+            begin_with(model, plan.start)
+        if model.block_codec is not None:
+            fit_block_codec(model, batches, plan.seed)
     average = copy.deepcopy(model).eval().requires_grad_(False)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     rest = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": 0.02}, {"params": rest, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=plan.lr, betas=(0.9, 0.98))
     step, before = 0, 0.0
-    checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         if state["plan"] != _kept(plan):
@@ -151,7 +229,6 @@ def train(plan: Plan, out: Path, until: float | None = None) -> dict[str, float]
         average.load_state_dict(state["average"])
         optimiser.load_state_dict(state["optimiser"])
         step, before = state["step"], state["minutes"]
-    batches = new_batches(plan.world, codec, plan.seed, plan.pool)
     start = time.monotonic()
     said = saved = watched = before
     mean, row = math.nan, {"step": float(step), "minutes": before}
@@ -180,7 +257,7 @@ def train(plan: Plan, out: Path, until: float | None = None) -> dict[str, float]
             group["lr"] = plan.lr * factor
         rng = np.random.default_rng([plan.seed, 12, step])
         noise = torch.Generator().manual_seed(plan.seed * 1_000_003 + step)
-        loss = batch_loss(model, batches.batch(step, plan.batch), rng, noise)
+        loss = batch_loss(model, batches.batch(step, plan.batch), rng, noise, UNPACKED)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -233,6 +310,9 @@ def main() -> None:
     parser.add_argument("--hidden-size", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--pool", type=int, default=256)
+    parser.add_argument("--start", default="", help="folders of trained models of the same world, with commas")
+    parser.add_argument("--packed-size", type=int, default=512, help="numbers of a packed token, 0 for no unpacking")
+    parser.add_argument("--memory-limit", type=int, help="old frames or blocks that are read, 0 for all")
     parser.add_argument("--watch-minutes", type=float, default=5.0)
     parser.add_argument("--threads", type=int, default=1)
     args = vars(parser.parse_args())

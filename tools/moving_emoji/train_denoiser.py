@@ -9,8 +9,8 @@ Four kinds of batches:
 
     clips      one timestep for all 16 frames
     diagonal   timestep t0 + k * slope at frame k, what a first-in-first-out sampler feeds (arXiv:2405.11473)
-    history    one to four neighbouring frames almost clean, the rest at one, mostly high, timestep: then where the
-               subject is can be seen, and where it goes is in the caption
+    history    one frame (now and then up to four) at a low timestep, the rest at one, mostly high, timestep: then
+               where the subject is can be seen in one frame, and where it goes is in the caption alone
     pictures   single frames of many clips: four times as many subjects per second as clips
 
 One caption in eight is empty for classifier-free guidance. Checkpoints (with running average) are renamed into place;
@@ -94,11 +94,11 @@ def draw_batch(
     return x.contiguous(), ids
 
 
-def draw_times(kind: str, rng: np.random.Generator, clips: int, frames: int, shift: float = 1.2) -> Tensor:
+def draw_times(kind: str, rng: np.random.Generator, clips: int, frames: int, shift: float = 2.0) -> Tensor:
     """Timesteps [clips, frames] int64 in 0..999.
 
     Clips and pictures are drawn with a shift towards noise, t = s u / (1 + (s - 1) u), because 16 nearly equal frames
-    tell more than one.
+    tell more than one, and because which way they go is settled there.
     """
     u = (np.arange(clips) + rng.random(clips)) / clips
     t = 1000 * (shift * u / (1 + (shift - 1) * u))
@@ -107,9 +107,10 @@ def draw_times(kind: str, rng: np.random.Generator, clips: int, frames: int, shi
         slope = rng.uniform(8, 70, (clips, 1))
         rows = rng.uniform(-8 * slope, 1000) + slope * np.arange(frames)
     elif kind == "history":
-        first, count = rng.integers(0, frames - 4, (clips, 1)), rng.integers(1, 5, (clips, 1))
+        first, count = rng.integers(0, frames, (clips, 1)), rng.choice(4, (clips, 1), p=(0.7, 0.1, 0.1, 0.1)) + 1
         rows = 1000 * (1 - rng.random((clips, 1)) ** 1.5 * 0.9) * np.ones((1, frames))
-        rows = np.where((np.arange(frames) >= first) & (np.arange(frames) < first + count), 0, rows)
+        seen = rows * np.maximum(rng.uniform(-0.6, 0.6, (clips, 1)), 0)
+        rows = np.where((np.arange(frames) >= first) & (np.arange(frames) < first + count), seen, rows)
     return torch.from_numpy(rows.clip(0, 999).astype(np.int64))
 
 
@@ -170,6 +171,8 @@ def main() -> None:
     parser.add_argument("--hidden-lr", type=float, default=3e-3)
     parser.add_argument("--sheet-minutes", type=float, default=10.0)
     parser.add_argument("--phase-step", type=int, default=32, help="clips start at multiples of this; 32: always at 0")
+    parser.add_argument("--diagonal", type=float, default=0.12, help="share of such batches after 15 minutes")
+    parser.add_argument("--history", type=float, default=0.06, help="share of such batches after 15 minutes")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--from", dest="start", type=Path, help="an exported pipeline to begin with")
     args = parser.parse_args()
@@ -228,7 +231,8 @@ def main() -> None:
             break
         factor = min(1.0, (step + 1) / 100) * fall.factor(minutes)
         young = minutes < 15 and args.start is None
-        shares = (0.40, 0.20, 0.05, 0.35) if young else (0.80, 0.12, 0.06, 0.02)
+        shares = (0.40, 0.20, 0.05, 0.35) if young else (0.98 - args.diagonal - args.history, args.diagonal,
+                                                         args.history, 0.02)  # fmt: skip
         kind = ("clips", "diagonal", "history", "pictures")[rng.choice(4, p=shares)]
         clips, frames = (8 * args.clips, 1) if kind == "pictures" else (args.clips, PERIOD)
         x, ids = draw_batch(grid, tokens, rng, clips, frames, args.phase_step if kind == "clips" else 1)

@@ -55,10 +55,15 @@ def bootstrap_mean(
     else:
         names = np.asarray(groups)
         parts = [data[names == name] for name in sorted(set(groups))]
-        means = np.empty(rounds)
-        for i in range(rounds):
-            drawn = [parts[j] for j in rng.integers(0, len(parts), len(parts))]
-            means[i] = np.concatenate([part[rng.integers(0, len(part), len(part))] for part in drawn]).mean()
+        sizes = np.array([len(part) for part in parts])
+        padded = np.zeros((len(parts), sizes.max()))
+        for part, row in zip(parts, padded):
+            row[: len(part)] = part
+        drawn = rng.integers(0, len(parts), (rounds, len(parts)))
+        count = sizes[drawn][..., None]  # [rounds, groups, 1]
+        within = (rng.random((rounds, len(parts), sizes.max())) * count).astype(np.int64)
+        taken = np.arange(sizes.max()) < count  # a group gives as many values as it has
+        means = np.where(taken, padded[drawn[..., None], within], 0).sum((1, 2)) / taken.sum((1, 2))
     low, high = np.quantile(means, [tail, 1 - tail])
     return Interval(float(data.mean()), float(low), float(high), len(data), 1 if groups is None else len(set(groups)))
 

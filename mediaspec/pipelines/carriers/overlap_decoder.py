@@ -1,0 +1,45 @@
+"""Decoding a long video piece by piece with a codec that knows whole clips only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .base import Carrier
+
+__all__ = ["OverlapDecoder"]
+
+
+class OverlapDecoder:
+    """Decodes latents piece by piece, each together with the last latents before it.
+
+    The codecs look a limited time back (and a little ahead), so that pictures are those of one whole decode up to what
+    lies further away; nothing grows with the video.
+
+    Args:
+        carrier: whose `decode` is used.
+        overlap: latent frames in front of a piece.
+    """
+
+    def __init__(self, carrier: Carrier, overlap: int = 2) -> None:
+        self.carrier, self.overlap = carrier, overlap
+        self.seen: Tensor | None = None
+
+    def __call__(self, latents: Tensor) -> Iterator[Tensor]:
+        """[C, n, h, w] to pictures [m, 3, H, W] in 0..1."""
+        whole = latents if self.seen is None else torch.cat([self.seen.to(latents), latents], 1)
+        pictures = self.carrier.decode(whole[None])[0]
+        if self.seen is not None:
+            pictures = pictures[:, pictures.shape[1] - self.carrier.temporal_ratio * latents.shape[1] :]
+        self.seen = whole[:, -self.overlap :].clone() if self.overlap else None
+        yield (pictures.float().clamp(-1, 1) / 2 + 0.5).transpose(0, 1)
+
+    def state(self) -> dict[str, Any]:
+        return {} if self.seen is None else {"seen": self.seen}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.seen = state.get("seen")
