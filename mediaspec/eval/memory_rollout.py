@@ -1,13 +1,16 @@
-"""Rolling a frame model out over an episode, on its own history and on the real one, and its denoising errors.
+"""Rolling a frame model out over episodes, on its own history and on the real one, and its denoising errors.
 
 Noise comes from a generator of the room's own, so that all memories and both histories are compared on equal noise.
+Rooms whose episodes have equal length and context go through the network as one batch (`group_rooms`): a small model
+spends most of a one-row call on launching it. A room's result does not depend on its batch, up to float rounding.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,12 +20,13 @@ from ..models.frame_dit import FrameDiT, History, Memory
 from ..models.patch_codec import PatchCodec
 from .memory_metrics.cost import kv_bytes
 from .memory_metrics.loss_gap import nats_of_errors, snr_grid
+from .rollout_noise import normal_rows, room_noise
 from .shown_history import ShownHistory
 from .worlds import Episode
 
 __all__ = [
-    "Rollout", "chunk_nats", "denoising_nats", "episode_history", "flow_levels", "make_chunk", "part", "roll_out",
-    "room_noise",
+    "Rollout", "batch_history", "chunk_nats", "denoising_nats", "denoising_nats_batch", "episode_history",
+    "flow_levels", "group_rooms", "make_chunk", "part", "roll_out", "roll_out_batch", "room_noise", "time_frames",
 ]  # fmt: skip
 
 NATS_LEVELS = (0.1, 0.95)
@@ -47,8 +51,8 @@ def flow_levels(steps: int, shift: float = 2.0) -> list[float]:
 
 @torch.no_grad()
 def make_chunk(
-    model: FrameDiT, memory: Memory, poses: Tensor, actions: Tensor, generator: torch.Generator, steps: int = 10,
-    shift: float = 2.0,
+    model: FrameDiT, memory: Memory, poses: Tensor, actions: Tensor,
+    generator: torch.Generator | Sequence[torch.Generator], steps: int = 10, shift: float = 2.0,
 ) -> Tensor:  # fmt: skip
     """The next frames: [B, w, C, G, G] latents.
 
@@ -56,13 +60,13 @@ def make_chunk(
         model: in evaluation mode.
         memory: what it reads, from `FrameCache.read`.
         poses: [B, w, P]; actions: [B, w].
-        generator: of the noise.
+        generator: of the noise, one for all rows or one per row.
         steps: network calls.
         shift: of `flow_levels`.
     """
     c = model.config
     b, w = actions.shape
-    x = torch.randn(b, w, c.channels, c.grid, c.grid, generator=generator)
+    x = normal_rows((b, w, c.channels, c.grid, c.grid), generator)
     levels = flow_levels(steps, shift)
     for u, lower in zip(levels, levels[1:]):
         clean = model(x, torch.full((b, w), u), poses, actions, memory)
@@ -77,29 +81,61 @@ class Rollout:
     Args:
         own: [N, 64, 64, 3] float32 frames: the context as given, then made on the model's own history.
         real: the same, every chunk made on the real history.
-        memory_tokens: read by the last AR step.
-        read_bytes: of their keys and values; kept_bytes: of everything the cache holds at the end.
-        seconds_per_frame: median over AR steps after the first (over all where there is one).
+        memory_tokens: kept tokens that the last AR step read; a packed one counts once.
+        attended_tokens: those that attention saw, more where packed ones are unpacked.
+        read_bytes: of the keys and values of `attended_tokens`; kept_bytes: of everything the cache holds at the end.
+        seconds_per_frame: of a one-row AR step on the own history (read, network calls, write), the median over steps
+            after the first (over all where there is one); None where rooms shared their calls, see `time_frames`.
     """
 
     own: np.ndarray
     real: np.ndarray
     memory_tokens: int
+    attended_tokens: int
     read_bytes: int
     kept_bytes: int
-    seconds_per_frame: float
+    seconds_per_frame: float | None
+
+
+def group_rooms(episodes: Iterable[Episode], size: int) -> Iterator[list[Episode]]:
+    """Batches of up to `size` episodes of equal length and context, handed out as soon as they are full.
+
+    Raises:
+        ValueError: a size below 1.
+    """
+    if size < 1:
+        raise ValueError(f"batch={size} is not allowed; write 1 room or more, as 10")
+    open_groups: dict[tuple[int, int], list[Episode]] = {}
+    for episode in episodes:
+        alike = len(episode), episode.context
+        group = open_groups.setdefault(alike, [])
+        group.append(episode)
+        if len(group) == size:
+            yield open_groups.pop(alike)
+    yield from open_groups.values()
+
+
+def batch_history(codec: PatchCodec, episodes: Sequence[Episode]) -> History:
+    """Whole episodes as latents, one row each.
+
+    Raises:
+        ValueError: none, or of different lengths or contexts.
+    """
+    if len({(len(episode), episode.context) for episode in episodes}) != 1:
+        told = ", ".join(f"{len(episode)} with {episode.context} given" for episode in episodes)
+        raise ValueError(
+            f"a batch of episodes of {told or 'no'} frames; give episodes of one length and context, see group_rooms"
+        )
+    # encoded one by one: a room's latents are then the same bits in every batch
+    latents = torch.stack([codec.encode(torch.from_numpy(episode.frames)) for episode in episodes])
+    poses = torch.stack([torch.from_numpy(episode.poses).float() for episode in episodes])
+    actions = torch.stack([torch.from_numpy(episode.actions) for episode in episodes])
+    return History(latents, poses, actions, torch.zeros(actions.shape))
 
 
 def episode_history(codec: PatchCodec, episode: Episode) -> History:
     """The whole episode as latents of one row."""
-    latents = codec.encode(torch.from_numpy(episode.frames))[None]
-    poses = torch.from_numpy(episode.poses).float()[None]
-    return History(latents, poses, torch.from_numpy(episode.actions)[None], torch.zeros(1, len(episode)))
-
-
-def room_noise(seed: int, episode: Episode, start: int) -> torch.Generator:
-    """The noise of the chunk that begins at frame `start` of a room, whatever memory makes it."""
-    return torch.Generator().manual_seed(((seed * 1_000_003 + episode.seed) * 4099 + start) % 2**63)
+    return batch_history(codec, [episode])
 
 
 def part(history: History, start: int, stop: int) -> History:
@@ -107,9 +143,15 @@ def part(history: History, start: int, stop: int) -> History:
     return History(*(value[:, start:stop] for value in vars(history).values()))
 
 
-def _shown(model: FrameDiT, seed: int, episode: Episode, noise: float, keep: int | None) -> ShownHistory:
+def _noises(seed: int, episodes: Sequence[Episode], start: int) -> list[torch.Generator]:
+    return [room_noise(seed, episode, start) for episode in episodes]
+
+
+def _shown(
+    model: FrameDiT, seed: int, episodes: Sequence[Episode], noise: float, keep: int | None
+) -> ShownHistory:
     # numbers below zero, so that no history gets the noise of a chunk
-    return ShownHistory(model, noise=noise, keep=keep, draw=lambda start: room_noise(seed, episode, -1 - start))
+    return ShownHistory(model, noise=noise, keep=keep, draw=lambda start: _noises(seed, episodes, -1 - start))
 
 
 def roll_out(
@@ -130,73 +172,110 @@ def roll_out(
     Raises:
         ValueError: the episode asks for no frame, or a knob is outside its range.
     """
-    if episode.context >= len(episode):
-        raise ValueError(
-            f"all {len(episode)} frames of the episode are given; ask for at least one, with less context"
-        )
-    truth = episode_history(codec, episode)
-    w, total = model.config.num_frames, len(episode)
-    own, teacher = (_shown(model, seed, episode, history_noise, keep) for _ in range(2))
-    for cache in (own, teacher):
-        cache.write(part(truth, 0, episode.context))
+    return roll_out_batch(
+        model, codec, [episode], steps=steps, shift=shift, seed=seed, real=real, history_noise=history_noise,
+        keep=keep,
+    )[0]  # fmt: skip
+
+
+def roll_out_batch(
+    model: FrameDiT, codec: PatchCodec, episodes: Sequence[Episode], *, steps: int = 10, shift: float = 2.0,
+    seed: int = 0, real: bool = True, history_noise: float = 0.0, keep: int | None = None,
+) -> list[Rollout]:  # fmt: skip
+    """`roll_out` of several episodes at once, in their order.
+
+    Args:
+        episodes: of equal length and context, see `group_rooms`; all others as of `roll_out`.
+
+    Raises:
+        ValueError: as of `roll_out`, or episodes that do not fit each other.
+    """
+    truth = batch_history(codec, episodes)
+    rows, total, context, w = len(episodes), len(episodes[0]), episodes[0].context, model.config.num_frames
+    if context >= total:
+        raise ValueError(f"all {total} frames of the episode are given; ask for at least one, with less context")
     made: dict[str, list[Tensor]] = {"own": [], "real": []}
-    seconds, tokens, attended = [], 0, 0
-    starts = range(episode.context, total, w)
-    for start in starts:
-        # the last chunk may be short: the model is asked for whole chunks, with the last action held
-        index = torch.arange(start, start + w).clamp(max=total - 1)
-        poses, actions, asked = truth.poses[:, index], truth.actions[:, index], min(w, total - start)
-        for name, cache in (("own", own), ("real", teacher)):
-            if name == "real" and not real:
-                continue
-            noise = room_noise(seed, episode, start)
+    seconds, tokens, attended, kept = [], 0, 0, 0
+    # one history after the other: the keys and values of one alone are held
+    for name in ("own", "real") if real else ("own",):
+        cache = _shown(model, seed, episodes, history_noise, keep)
+        cache.write(part(truth, 0, context))
+        for start in range(context, total, w):
+            # the last chunk may be short: the model is asked for whole chunks, with the last action held
+            index = torch.arange(start, start + w).clamp(max=total - 1)
+            poses, actions, asked = truth.poses[:, index], truth.actions[:, index], min(w, total - start)
+            noise = _noises(seed, episodes, start)
             begin = time.perf_counter()
             memory = cache.read(poses)
             frames = make_chunk(model, memory, poses, actions, noise, steps, shift)[:, :asked]
             if name == "own":
-                clean = History(frames, poses[:, :asked], actions[:, :asked], torch.zeros(1, asked))
-                cache.write(clean)
+                cache.write(History(frames, poses[:, :asked], actions[:, :asked], torch.zeros(rows, asked)))
                 seconds.append((time.perf_counter() - begin) / w)
                 tokens, attended = memory.tokens, memory.attended
             else:
                 cache.write(part(truth, start, start + asked))
-            made[name].append(frames[0])
+            made[name].append(frames)
+        kept = kept or cache.nbytes // rows
 
-    def pictures(name: str) -> np.ndarray:
-        new = codec.decode(torch.cat(made[name])).numpy()
-        return np.concatenate([episode.frames[: episode.context], new])
+    def pictures(name: str) -> list[np.ndarray]:
+        new = torch.cat(made[name], dim=1)
+        return [
+            np.concatenate([episode.frames[:context], codec.decode(latents).numpy()])
+            for episode, latents in zip(episodes, new)
+        ]
 
+    own = pictures("own")
     read = kv_bytes(attended, model.config.hidden_size, model.config.num_hidden_layers)
-    return Rollout(
-        pictures("own"), pictures("real" if real else "own"), tokens, read, own.nbytes,
-        statistics.median(seconds[1:] or seconds),
+    per_frame = statistics.median(seconds[1:] or seconds) if rows == 1 else None
+    return [
+        Rollout(*both, tokens, attended, read, kept, per_frame) for both in zip(own, pictures("real") if real else own)
+    ]
+
+
+def time_frames(
+    model: FrameDiT, codec: PatchCodec, episode: Episode, *, chunks: int = 4, steps: int = 10, shift: float = 2.0,
+    seed: int = 0, history_noise: float = 0.0, keep: int | None = None,
+) -> float:  # fmt: skip
+    """Seconds per frame of a one-row AR step: `Rollout.seconds_per_frame` over the first chunks of a room alone.
+
+    Args:
+        chunks: AR steps, at least 1; the first one warms up. All others as of `roll_out`.
+    """
+    stop = episode.context + chunks * model.config.num_frames
+    short = replace(
+        episode, frames=episode.frames[:stop], actions=episode.actions[:stop], poses=episode.poses[:stop],
+        horizon=episode.horizon[:stop], fresh=episode.fresh[:stop],
     )  # fmt: skip
+    made = roll_out(
+        model, codec, short, steps=steps, shift=shift, seed=seed, real=False, history_noise=history_noise, keep=keep
+    )
+    assert made.seconds_per_frame is not None
+    return made.seconds_per_frame
 
 
 @torch.no_grad()
 def chunk_nats(
-    model: FrameDiT, memory: Memory, clean: Tensor, poses: Tensor, actions: Tensor, generator: torch.Generator,
-    points: int = 10,
+    model: FrameDiT, memory: Memory, clean: Tensor, poses: Tensor, actions: Tensor,
+    generator: torch.Generator | Sequence[torch.Generator], points: int = 10,
 ) -> np.ndarray:  # fmt: skip
-    """Half the snr integral of the model's squared error on one real chunk: [w] nats.
+    """Half the snr integral of the model's squared error on real chunks: [B, w] nats.
 
     Args:
         model: in evaluation mode; memory: what it reads.
-        clean: [1, w, C, G, G]; poses: [1, w, P]; actions: [1, w].
-        generator: of the noise.
+        clean: [B, w, C, G, G]; poses: [B, w, P]; actions: [B, w].
+        generator: of the noise, one for all rows or one per row.
         points: noise levels of the integral.
     """
     levels, weights = snr_grid(*NATS_LEVELS, points)
-    noise = torch.randn(clean.shape, generator=generator)
+    noise = normal_rows(clean.shape, generator)
     errors = []
     for u in levels:
         noisy = (1 - u) * clean + u * noise
         found = model(noisy.float(), torch.full(actions.shape, float(u)), poses, actions, memory)
-        errors.append((found - clean).square().sum((2, 3, 4))[0].double().numpy())
+        errors.append((found - clean).square().sum((2, 3, 4)).double().numpy())
     return nats_of_errors(np.stack(errors), weights)
 
 
-@torch.no_grad()
 def denoising_nats(
     model: FrameDiT, codec: PatchCodec, episode: Episode, asked: np.ndarray, *, points: int = 10, seed: int = 0,
     with_memory: bool = True, history_noise: float = 0.0, keep: int | None = None,
@@ -212,16 +291,37 @@ def denoising_nats(
         seed: of the noise, equal for all memories.
         with_memory: False lets the model see no past at all.
     """
-    truth = episode_history(codec, episode)
-    w, total = model.config.num_frames, len(episode)
-    shown, nats = _shown(model, seed, episode, history_noise, keep), []
-    shown.write(part(truth, 0, episode.context))
-    for start in range(episode.context, total, w):
-        count = min(w, total - start)
-        index = torch.arange(start, start + w).clamp(max=total - 1)
-        clean, poses, actions = truth.latents[:, index], truth.poses[:, index], truth.actions[:, index]
-        memory = shown.read(poses) if with_memory else Memory()
-        noise = room_noise(seed, episode, start)
-        nats.append(chunk_nats(model, memory, clean, poses, actions, noise, points)[:count])
-        shown.write(part(truth, start, start + count))
-    return float(np.concatenate(nats)[np.asarray(asked)[episode.context :]].mean())
+    return denoising_nats_batch(
+        model, codec, [episode], [asked], points=points, seed=seed, with_memory=with_memory,
+        history_noise=history_noise, keep=keep,
+    )[0]  # fmt: skip
+
+
+@torch.no_grad()
+def denoising_nats_batch(
+    model: FrameDiT, codec: PatchCodec, episodes: Sequence[Episode], asked: Sequence[np.ndarray], *, points: int = 10,
+    seed: int = 0, with_memory: bool = True, history_noise: float = 0.0, keep: int | None = None,
+) -> list[float]:  # fmt: skip
+    """`denoising_nats` of several episodes at once, in their order.
+
+    Args:
+        episodes: of equal length and context, see `group_rooms`; asked: [N] bool of each. All others as of
+            `denoising_nats`.
+    """
+    truth = batch_history(codec, episodes)
+    total, context, w = len(episodes[0]), episodes[0].context, model.config.num_frames
+    wanted = np.stack([np.asarray(one, dtype=bool) for one in asked])
+    nats = np.zeros(wanted.shape)
+    shown = _shown(model, seed, episodes, history_noise, keep)
+    shown.write(part(truth, 0, context))
+    for start in range(context, total, w):
+        stop = min(start + w, total)
+        if wanted[:, start:stop].any():  # a chunk that no room asks for only becomes history
+            index = torch.arange(start, start + w).clamp(max=total - 1)
+            clean, poses, actions = truth.latents[:, index], truth.poses[:, index], truth.actions[:, index]
+            memory = shown.read(poses) if with_memory else Memory()
+            noise = _noises(seed, episodes, start)
+            nats[:, start:stop] = chunk_nats(model, memory, clean, poses, actions, noise, points)[:, : stop - start]
+        shown.write(part(truth, start, stop))
+    wanted[:, :context] = False
+    return [float(row[counted].mean()) for row, counted in zip(nats, wanted)]

@@ -6,13 +6,14 @@ remembered, and its errors cannot be handed on either. The model is told the lev
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..models.frame_cache import FrameCache
 from ..models.frame_dit import FrameDiT, History, Memory
+from .rollout_noise import normal_rows
 
 __all__ = ["ShownHistory"]
 
@@ -25,7 +26,8 @@ class ShownHistory:
         noise: level put on every frame when it is written, once, 0 <= noise < 1. `tools/arvdm` trains on 0 to 0.15.
         keep: newest frames that are shown, at least 1; None is all. What is read is encoded anew at every read, so
             that times with `keep` are not those of a cache.
-        draw: number of a first frame -> generator of the noise of what is written there; needed with noise.
+        draw: number of a first frame -> generator of the noise of what is written there, or one per row; needed with
+            noise.
 
     Raises:
         ValueError: a knob outside its range, or noise without `draw`.
@@ -42,7 +44,7 @@ class ShownHistory:
 
     def __init__(
         self, model: FrameDiT, *, noise: float = 0.0, keep: int | None = None,
-        draw: Callable[[int], torch.Generator] | None = None,
+        draw: Callable[[int], torch.Generator | Sequence[torch.Generator]] | None = None,
     ) -> None:  # fmt: skip
         if not 0 <= noise < 1:
             raise ValueError(f"history_noise={noise} is not allowed; write a level from 0 to below 1, as 0.1")
@@ -59,7 +61,7 @@ class ShownHistory:
         """Adds finished frames, in their order; they are noised here if they are to be."""
         if self.noise:
             assert self.draw is not None
-            normal = torch.randn(new.latents.shape, generator=self.draw(self.frames))
+            normal = normal_rows(new.latents.shape, self.draw(self.frames))
             noised = (1 - self.noise) * new.latents + self.noise * normal
             new = History(noised, new.poses, new.actions, torch.full_like(new.levels, self.noise))
         self.frames += new.frames

@@ -228,7 +228,9 @@ def parse_sampler_settings(texts: Sequence[str], samplers: Sequence[str]) -> dic
     for text in texts:
         name, colon, rest = text.partition(":")
         if name not in samplers or not colon:
-            raise ValueError(f"sampler settings {text!r}; write one of {', '.join(samplers)}, as in fifo:lookahead=false")
+            raise ValueError(
+                f"sampler settings {text!r}; write one of {', '.join(samplers)}, as in fifo:lookahead=false"
+            )
         for pair in rest.split(","):
             key, sign, value = pair.partition("=")
             if not sign or not value or key in found.get(name, {}):

@@ -4,8 +4,8 @@ What is kept is small; what attention reads has the form it knows from whole fra
 stages of 2 x 2 x 2 tokens each. A stage is a linear map, fitted to the data (`fit`: the principal components, the best
 linear codec), and a small network that also knows how the camera moved and adds nothing at first.
 
-B rows, N blocks, k frames of a block, s x s tokens of a frame, M width of a token, P width of a packed one, R features of
-a pose against the centre of its block.
+B rows, N blocks, k frames of a block, s x s tokens of a frame, M width of a token, P width of a packed one, R features
+of a pose against the centre of its block.
 """
 
 from __future__ import annotations

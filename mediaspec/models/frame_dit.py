@@ -190,7 +190,7 @@ class FrameDiT(PreTrainedModel):
         )
 
     def pack(self, past: History, length: int) -> Tensor:
-        """Packed tokens [B, F / length, n / length^2, M or P] of frames in consecutive blocks, without their places."""
+        """Packed tokens [B, F / length, n / length^2, M or P] of frames in blocks, without their places."""
         b, f = past.levels.shape
         content, motion = self.block_frames(past, length)
         if self.block_codec is not None:
@@ -220,7 +220,8 @@ class FrameDiT(PreTrainedModel):
         if self.block_codec is not None:
             frames = self.block_codec.unpack(packed, self.block_motion(poses))
             return self._finish((frames + self._past_places(poses, side)).flatten(1, 2))
-        return self._finish(packed + self._past_places(centre_pose(self.config.position, poses), side // poses.shape[2]))
+        centre = centre_pose(self.config.position, poses)
+        return self._finish(packed + self._past_places(centre, side // poses.shape[2]))
 
     def block_motion(self, poses: Tensor) -> Tensor:
         """[B, N, length * R] of poses [B, N, length, P] against the centre of their block."""

@@ -71,7 +71,10 @@ class FrameDiTConfig(PretrainedConfig):
                 f"grid={self.grid} in patches of {self.patch} does not divide into blocks of {self.memory}; write "
                 "grid=8, patch=2"
             )
-        least = {"num_frames": 1, "num_actions": 1, "window": 1, "retrieve": 1, "channel_frames": 1, "memory_limit": 0, "packed_size": 0}
+        least = {
+            "num_frames": 1, "num_actions": 1, "window": 1, "retrieve": 1, "channel_frames": 1, "memory_limit": 0,
+            "packed_size": 0,
+        }  # fmt: skip
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed; write {value} or more")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mediaspec.attention.tiara import TiARA
-from mediaspec.eval.video_plan import parse_attention, plan_jobs, read_prompts, read_timelines
+from mediaspec.eval.video_plan import parse_attention, parse_sampler_settings, plan_jobs, read_prompts, read_timelines
 from mediaspec.eval.video_rows import VideoRows, read_rows
 
 
@@ -109,3 +109,12 @@ def test_rows_survive_cut_lines_other_workers_and_refuse_other_settings(tmp_path
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ValueError, match="damaged"):
         VideoRows(tmp_path, {})
+
+
+def test_sampler_settings() -> None:
+    assert parse_sampler_settings(["fifo:lookahead=false,eta=0.5"], ["fifo"]) == {
+        "fifo": {"lookahead": False, "eta": 0.5}
+    }
+    for wrong in ("fifo", "plain:eta=1", "fifo:eta", "fifo:eta=1,eta=2"):
+        with pytest.raises(ValueError, match="write"):
+            parse_sampler_settings([wrong], ["fifo"])

@@ -45,16 +45,19 @@ def asked(history: History, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 @pytest.mark.parametrize("position", ["column", "pose"])
-@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("memory", [*MEMORIES, "pack_k2 unpacked", "pack_k4 unpacked"])
 def test_cache_reads_what_the_past_reads(memory: str, position: str) -> None:
-    model, past = tiny(memory, position, retrieve=3, channel_frames=3), walk(21, position)
+    memory, _, unpacked = memory.partition(" ")
+    more = {"packed_size": 40, "memory_limit": 2} if unpacked else {}
+    model, past = tiny(memory, position, retrieve=3, channel_frames=3, **more), walk(21, position)
     x, levels, poses, actions = asked(past)
     whole = model.read(past, poses)
     cache = FrameCache(model)
     for start, stop in ((0, 9), (9, 10), (10, 14), (14, 21)):
         cache.write(History(*(value[:, start:stop] for value in vars(past).values())))
     kept = cache.read(poses)
-    assert kept.tokens == whole.tokens
+    assert kept.tokens == whole.tokens and kept.attended == whole.attended
+    assert (kept.attended > kept.tokens) == bool(unpacked)
     want = model(x, levels, poses, actions, whole)
     torch.testing.assert_close(model(x, levels, poses, actions, kept), want, rtol=1e-4, atol=1e-4)
     assert want.shape == x.shape and torch.isfinite(want).all()
@@ -105,7 +108,8 @@ def test_untrained_packer_equals_pooled_latents() -> None:
         extra = model.past_action.weight[0] + model.past_level(model._level_features(torch.zeros(1)))
         places = model._past_places(centre_pose("column", past.poses.unflatten(1, (-1, length))), side)
         want = model._finish(model.past_embed(tokens) + extra + places)
-        torch.testing.assert_close(model.encode_blocks(past, length), want, rtol=1e-4, atol=1e-4)
+        found = model.place_blocks(model.pack(past, length), past.poses.unflatten(1, (-1, length)))
+        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
 
 
 def test_levels_are_per_frame_and_clean_frames_stay() -> None:

@@ -15,7 +15,15 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "arvdm"))
 import batches as arvdm_batches
 from ship_models import export
 from train_all import trained
-from train_frame_dit import Plan, batch_loss, new_model, train
+from train_frame_dit import (
+    Plan,
+    batch_loss,
+    begin_with,
+    fit_block_codec,
+    new_model,
+    train,
+    unpacking_loss,
+)
 
 from mediaspec.eval.worlds import PanoRoom
 from mediaspec.models.frame_dit import FrameDiT
@@ -76,7 +84,7 @@ def test_trainings_share_no_clip() -> None:
 
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_one_step_reaches_every_weight(memory: str, codec: PatchCodec) -> None:
-    plan = Plan("panoroom", memory, steps=1, hidden_size=16, layers=2)
+    plan = Plan("panoroom", memory, steps=1, hidden_size=16, layers=2, packed_size=0 if memory == "pack_k4" else 48)
     model = new_model(plan, codec)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
     source = arvdm_batches.PanoBatches(codec, 0)
@@ -95,7 +103,9 @@ def test_one_step_reaches_every_weight(memory: str, codec: PatchCodec) -> None:
 
 
 def test_training_goes_on_where_it_stopped(tmp_path: Path, codec: PatchCodec, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan("panoroom", "pack_k2", steps=6, batch=2, hidden_size=16, layers=2, watch_minutes=1e9)
+    plan = Plan(
+        "panoroom", "pack_k2", steps=6, batch=2, hidden_size=16, layers=2, packed_size=48, watch_minutes=1e9
+    )
     monkeypatch.setattr("train_frame_dit.watch", lambda *_: {"recall_psnr": 0.0})
     for run in ("whole", "parts"):
         codec.save(tmp_path / run / "panoroom" / "codec.safetensors")
@@ -140,3 +150,28 @@ def test_training_goes_on_where_it_stopped(tmp_path: Path, codec: PatchCodec, mo
     assert loaded.embed.weight.dtype == torch.float32 and torch.equal(loaded.embed.weight, want)
     with pytest.raises(ValueError, match="train it with"):
         export(tmp_path / "parts", "panoroom", "cross", tmp_path / "package", tmp_path / "logs")
+
+
+def test_a_training_begins_with_another_models_weights(tmp_path: Path, codec: PatchCodec) -> None:
+    torch.manual_seed(1)
+    whole = new_model(Plan("panoroom", "retrieve", steps=1, hidden_size=16, layers=2, seed=5), codec)
+    whole.save_pretrained(tmp_path / "retrieve")
+    model = new_model(Plan("panoroom", "pack_k2", steps=1, hidden_size=16, layers=2, packed_size=48), codec)
+    left = begin_with(model, str(tmp_path / "retrieve"))
+    assert left and all(name.startswith("block_codec.") for name in left)
+    assert torch.equal(model.past_embed.weight, whole.past_embed.weight)
+    with pytest.raises(ValueError, match="no folder"):
+        begin_with(model, str(tmp_path / "nothing"))
+    new_model(Plan("panoroom", "window", steps=1, hidden_size=32, layers=2), codec).save_pretrained(tmp_path / "wide")
+    with pytest.raises(ValueError, match="sizes or its world differ"):
+        begin_with(model, str(tmp_path / "wide"))
+
+
+def test_a_fitted_block_codec_leaves_less_than_a_random_one(codec: PatchCodec) -> None:
+    model = new_model(Plan("panoroom", "pack_k2", steps=1, hidden_size=16, layers=2, packed_size=48), codec)
+    source = arvdm_batches.PanoBatches(codec, 0)
+    past = next(source.batch(n, 4).past for n in range(50) if source.batch(n, 1).past.frames > 16)
+    before = unpacking_loss(model, past, np.random.default_rng(0), 4)
+    fit_block_codec(model, source, 0)
+    after = unpacking_loss(model, past, np.random.default_rng(0), 4)
+    assert before is not None and after is not None and float(after) < 0.3 < 0.8 < float(before)

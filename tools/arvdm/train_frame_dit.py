@@ -7,8 +7,9 @@ the past frames are slightly noised, and the model is told. Now and then the old
 learning rate follows a cosine over `--minutes` (or over `--steps`). Run the same command again to go on: weights,
 their running average and the optimiser are saved every two minutes and at the end, under a temporary name first;
 batches depend on their number alone. `--start FOLDER` begins with the weights of another memory's model as far as they
-fit: what a past frame says is learnt once, and a packer begins as average pooling. Progress is one JSON line per half minute, with a short test on rooms that are
-neither trained on nor tested later.
+fit: what a past frame says is learnt once. Packed memories keep blocks as wide tokens that are unpacked when they are
+read (`mediaspec.models.block_codec`), fitted before the first step and trained on. Progress is one JSON line per half
+minute, with a short test on rooms that are neither trained on nor tested later.
 """
 
 from __future__ import annotations
@@ -95,6 +96,8 @@ def begin_with(model: FrameDiT, folder: str) -> list[str]:
     """
     own, taken = model.state_dict(), set[str]()
     for one in folder.split(","):
+        if not (Path(one) / "config.json").is_file():
+            raise ValueError(f"--start {one} is no folder of a saved model; a finished training writes one")
         known = FrameDiT.from_pretrained(one, dtype=torch.float32).state_dict()
         fits = {name: value for name, value in known.items() if name in own and own[name].shape == value.shape}
         if not {"embed.weight", "place.weight", "action.weight", "out.weight"} <= fits.keys():
@@ -125,10 +128,11 @@ def unpacking_loss(model: FrameDiT, past: History, rng: np.random.Generator, blo
 
 
 @torch.no_grad()
-def fit_block_codec(model: FrameDiT, batches: Any, seed: int, tokens: int = 8192) -> None:
+def fit_block_codec(model: FrameDiT, batches: Any, seed: int) -> None:
     """Begins a block codec with the principal components of what the model keeps of past frames."""
     assert model.block_codec is not None
     length, rng, found = pack_length(model.config.memory), np.random.default_rng([seed, 13]), []
+    tokens = 16 * model.config.packed_size
     for number in itertools.count():
         past = batches.batch(number, 16).past
         if past.frames >= length:
@@ -142,7 +146,8 @@ def fit_block_codec(model: FrameDiT, batches: Any, seed: int, tokens: int = 8192
 def batch_loss(
     model: FrameDiT, batch: Batch, rng: np.random.Generator, noise: torch.Generator, unpacked: float = 0.0
 ) -> torch.Tensor:
-    """Squared error of the clean frames, weighted so that every level counts about alike; with `unpacked`, also of blocks."""
+    """Squared error of the clean frames, weighted so that every level counts about alike; with the weight `unpacked`,
+    also of unpacked blocks."""
     size, w = batch.actions.shape
     shape = (size, w) if rng.random() < 0.3 else (size, 1)
     u = torch.rand(shape, generator=noise).expand(size, w)
