@@ -39,6 +39,7 @@ def memory(
         float, typer.Option(help="Level of noise on the past that models are shown, 0 to 0.15 as in training.")
     ] = 0.0,
     keep: Annotated[int | None, typer.Option(help="Newest past frames that models are shown; default: all.")] = None,
+    batch: Annotated[int, typer.Option(help="Rooms of equal length that the network makes together.")] = 10,
     out: Annotated[Path, typer.Option(help="Folder of rows and plots; run again to go on.")] = Path("memory-eval"),
     plots: Annotated[
         bool, typer.Option(help="Write pareto.png, by_step.png, and sheet.png with four rooms as they are recalled.")
@@ -65,7 +66,7 @@ def memory(
         try:
             rows = evaluate(
                 world, name, memories, rooms=rooms, steps=steps, seed=seed, weights=weights, frames=frames, nats=nats,
-                out=out, history_noise=history_noise, keep=keep,
+                out=out, history_noise=history_noise, keep=keep, batch=batch,
             )  # fmt: skip
             from ..eval.memory_plots import memory_table
 
@@ -90,7 +91,7 @@ def memory(
 
 def evaluate(
     world: str, protocol: str, memories: str, *, rooms: int, steps: int, seed: int, weights: Path | None,
-    frames: int | None, nats: bool, out: Path, history_noise: float = 0.0, keep: int | None = None,
+    frames: int | None, nats: bool, out: Path, history_noise: float = 0.0, keep: int | None = None, batch: int = 10,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Rows of all memories; arguments as on the command line. They are also written to result.json."""
     from ..eval.memory_run import WEIGHTS, evaluate_memories, parse_memories
@@ -108,7 +109,7 @@ def evaluate(
         world, protocol, names, rooms=rooms, steps=steps, seed=seed,
         root=WEIGHTS if weights is None else weights, out=folder,
         settings={} if frames is None else {"frames": frames}, nats=nats,
-        history_noise=history_noise, keep=keep, on_row=told,
+        history_noise=history_noise, keep=keep, on_row=told, batch=batch,
     )  # fmt: skip
     # rows bear the names that were asked for
     asked = {ALIASES.get(name.strip(), name.strip()): name.strip() for name in memories.split(",")}

@@ -52,7 +52,7 @@ def memory_table(rows: Sequence[Row]) -> str:
     front = set(pareto_front(rows))
     walls = any(row.get("wall_accuracy") is not None for row in rows)
     header = ["memory", "recall dB", "SSIM", "walls %" if walls else "needle %", "drift dB", "loss gap nats", "tokens",
-              "KV kB", "ms/frame"]  # fmt: skip
+              "attended", "KV kB", "ms/frame"]  # fmt: skip
     cells = [
         [
             f"`{row['memory']}`" + (" *" if row["memory"] in front else ""),
@@ -62,6 +62,7 @@ def memory_table(rows: Sequence[Row]) -> str:
             _cell(row, "drift_db", ".2f"),
             _cell(row, "loss_gap_nats", ".1f"),
             str(row["memory_tokens"]),
+            str(row["attended_tokens"]),
             f"{row['kv_bytes'] / 1024:.0f}",
             f"{1000 * row['seconds_per_frame']:.1f}",
         ]

@@ -147,9 +147,7 @@ def _noises(seed: int, episodes: Sequence[Episode], start: int) -> list[torch.Ge
     return [room_noise(seed, episode, start) for episode in episodes]
 
 
-def _shown(
-    model: FrameDiT, seed: int, episodes: Sequence[Episode], noise: float, keep: int | None
-) -> ShownHistory:
+def _shown(model: FrameDiT, seed: int, episodes: Sequence[Episode], noise: float, keep: int | None) -> ShownHistory:
     # numbers below zero, so that no history gets the noise of a chunk
     return ShownHistory(model, noise=noise, keep=keep, draw=lambda start: _noises(seed, episodes, -1 - start))
 
@@ -215,7 +213,8 @@ def roll_out_batch(
             else:
                 cache.write(part(truth, start, start + asked))
             made[name].append(frames)
-        kept = kept or cache.nbytes // rows
+        if name == "own":
+            kept = cache.nbytes // rows
 
     def pictures(name: str) -> list[np.ndarray]:
         new = torch.cat(made[name], dim=1)

@@ -33,12 +33,12 @@ from .memory_metrics import (
     spearman,
     wall_colour_accuracy,
 )
-from .memory_rollout import denoising_nats, roll_out
+from .memory_rollout import Rollout, denoising_nats_batch, group_rooms, roll_out_batch, time_frames
 from .worlds import TEST_SEED, Episode, find_world, make_episode, recall_frames
 
 __all__ = [
-    "MemoryRows", "Trained", "evaluate_memories", "evaluate_room", "find_trained", "parse_memories", "rank_agreement",
-    "summarise",
+    "MemoryRows", "Trained", "evaluate_memories", "evaluate_room", "evaluate_rooms", "find_trained", "parse_memories",
+    "rank_agreement", "summarise",
 ]  # fmt: skip
 
 WEIGHTS = Path(__file__).parents[1] / "models" / "frame_worlds"
@@ -109,21 +109,60 @@ def evaluate_room(
     trained: Trained, episode: Episode, *, steps: int, seed: int = 0, nats: bool = True, history_noise: float = 0.0,
     keep: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Everything measured of one memory in one room; `history_noise` and `keep` as in `roll_out`.
+    """Everything measured of one memory in one room, see `evaluate_rooms`."""
+    return evaluate_rooms(
+        trained, [episode], steps=steps, seed=seed, nats=nats, history_noise=history_noise, keep=keep
+    )[0]  # fmt: skip
+
+
+def evaluate_rooms(
+    trained: Trained, episodes: Sequence[Episode], *, steps: int, seed: int = 0, nats: bool = True,
+    history_noise: float = 0.0, keep: int | None = None, seconds_per_frame: float | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Everything measured of one memory in several rooms at once, a row per room.
 
     Frames count as recall where what they show was last seen more than window + chunk frames ago. `recall_psnr` is
     theirs on the model's own history, `real_recall_psnr` on the real one, where drift has no part in it, and
     `ceiling_psnr` what the codec loses of the truth.
+
+    Args:
+        trained: the memory.
+        episodes: of equal length and context, see `group_rooms`; all go through the network as one batch.
+        steps, seed, history_noise, keep: as of `roll_out`.
+        nats: also the loss gap.
+        seconds_per_frame: for the rows, as `time_frames` measures it: of AR steps of one row, never of a batch. None
+            measures it now on the first room, for which a few of its chunks are made once more; a room that is
+            alone needs no such extra.
     """
     model, codec = trained.model, trained.codec
-    asked = recall_frames(episode, model.config.window + model.config.num_frames)
     shown: dict[str, Any] = {"seed": seed, "history_noise": history_noise, "keep": keep}
-    made = roll_out(model, codec, episode, steps=steps, **shown)
+    made = roll_out_batch(model, codec, episodes, steps=steps, **shown)
+    if seconds_per_frame is None:
+        seconds_per_frame = made[0].seconds_per_frame
+    if seconds_per_frame is None:
+        seconds_per_frame = time_frames(model, codec, episodes[0], steps=steps, **shown)
+    asked = [recall_frames(episode, model.config.window + model.config.num_frames) for episode in episodes]
+    rows = [
+        {**_score_room(trained, *one), "seconds_per_frame": seconds_per_frame} for one in zip(episodes, made, asked)
+    ]
+    at = [place for place, one in enumerate(asked) if one.any()] if nats else []
+    if at:
+        chosen = [episodes[place] for place in at], [asked[place] for place in at]
+        known = denoising_nats_batch(model, codec, *chosen, **shown)
+        alone = denoising_nats_batch(model, codec, *chosen, seed=seed, with_memory=False)
+        for place, left, blind in zip(at, known, alone):
+            rows[place] |= {"denoising_nats": left, "memory_gain_nats": blind - left}
+    return rows
+
+
+def _score_room(trained: Trained, episode: Episode, made: Rollout, asked: np.ndarray) -> dict[str, Any]:
+    """What the pictures of one rollout are worth; asked [N] bool are the recall frames."""
+    model, codec = trained.model, trained.codec
     row: dict[str, Any] = {
         "memory": trained.memory, "training": trained.seed, "weights": trained.digest, "room": episode.seed,
         "recall_frames": int(asked.sum()),
-        "memory_tokens": made.memory_tokens, "kv_bytes": made.read_bytes, "kept_bytes": made.kept_bytes,
-        "seconds_per_frame": made.seconds_per_frame,
+        "memory_tokens": made.memory_tokens, "attended_tokens": made.attended_tokens, "kv_bytes": made.read_bytes,
+        "kept_bytes": made.kept_bytes,
     }  # fmt: skip
     new = slice(episode.context, None)
     own, real = psnr_rows(made.own[new], episode.frames[new]), psnr_rows(made.real[new], episode.frames[new])
@@ -135,25 +174,20 @@ def evaluate_room(
         "real_by_step": drift.real_db,
     }  # fmt: skip
     scores = recall_scores(made.own, episode.frames, asked)
-    if scores is not None:
-        row |= {
-            "recall_psnr": scores["psnr"], "recall_ssim": scores["ssim"], "recall_last_psnr": scores["last_psnr"]
-        }  # fmt: skip
-        at = np.flatnonzero(asked)
-        row["real_recall_psnr"] = float(psnr_rows(made.real[at], episode.frames[at]).mean())
-        coded = codec.decode(codec.encode(torch.from_numpy(episode.frames[at]))).numpy()
-        row["ceiling_psnr"] = float(psnr_rows(coded, episode.frames[at]).mean())
-        share = needle_accuracy(made.own, episode.frames, at.tolist(), episode.needles)
-        if share is not None:
-            row["needle_accuracy"] = share
-        if episode.wall_colours is not None:
-            row["wall_accuracy"] = wall_colour_accuracy(
-                made.own[at], episode.wall_colours[at], episode.extras["palette"], episode.extras["light"][at]
-            )
-        if nats:
-            row["denoising_nats"] = denoising_nats(model, codec, episode, asked, **shown)
-            alone = denoising_nats(model, codec, episode, asked, seed=seed, with_memory=False)
-            row["memory_gain_nats"] = alone - row["denoising_nats"]
+    if scores is None:
+        return row
+    row |= {"recall_psnr": scores["psnr"], "recall_ssim": scores["ssim"], "recall_last_psnr": scores["last_psnr"]}
+    at = np.flatnonzero(asked)
+    row["real_recall_psnr"] = float(psnr_rows(made.real[at], episode.frames[at]).mean())
+    coded = codec.decode(codec.encode(torch.from_numpy(episode.frames[at]))).numpy()
+    row["ceiling_psnr"] = float(psnr_rows(coded, episode.frames[at]).mean())
+    share = needle_accuracy(made.own, episode.frames, at.tolist(), episode.needles)
+    if share is not None:
+        row["needle_accuracy"] = share
+    if episode.wall_colours is not None:
+        row["wall_accuracy"] = wall_colour_accuracy(
+            made.own[at], episode.wall_colours[at], episode.extras["palette"], episode.extras["light"][at]
+        )
     return row
 
 
@@ -216,6 +250,7 @@ def evaluate_memories(
     world: str, protocol: str, memories: Sequence[str], *, rooms: int = 50, steps: int = 10, seed: int = 0,
     root: str | Path = WEIGHTS, out: Path | None = None, settings: dict[str, Any] | None = None, nats: bool = True,
     history_noise: float = 0.0, keep: int | None = None, on_row: Callable[[dict[str, Any]], None] | None = None,
+    batch: int = 10,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Measures memories in held-out rooms and sums them up.
 
@@ -229,13 +264,16 @@ def evaluate_memories(
         out: folder for rows.jsonl; run again to go on.
         nats: also the loss gap, which takes about as long as the rollouts.
         history_noise, keep: of what models are shown of the past, see `roll_out`.
-        on_row: called after every room.
+        on_row: called for every room that was measured, batch by batch.
+        batch: rooms of equal length and context that go through the network together; a stopped run loses at most the
+            rooms of one batch. It changes no result but by rounding. `seconds_per_frame` is measured on one row all
+            the same, once per training.
 
     Returns:
         `summarise` of all rows.
 
     Raises:
-        ValueError: unknown names, no rooms, or a memory without weights.
+        ValueError: unknown names, no rooms, no batch, or a memory without weights.
     """
     if rooms < 1:
         raise ValueError(f"rooms={rooms} is not allowed; write 1 or more")
@@ -245,19 +283,28 @@ def evaluate_memories(
     # a knob that is not turned is not told: rows measured before there were any stay good
     told |= {name: value for name, value in knobs.items() if value}
     store = MemoryRows(None if out is None else out / "rows.jsonl", told)
-    found = []
-    for room in range(TEST_SEED, TEST_SEED + rooms):
-        episode = None
+    numbers = range(TEST_SEED, TEST_SEED + rooms)
+    missing = (
+        make_episode(world, protocol, room, **(settings or {}))
+        for room in numbers
+        if any(store.find(one, room) is None for one in trained)
+    )
+    seconds: dict[tuple[str, int], float] = {}
+    for group in group_rooms(missing, batch):
         for one in trained:
-            row = store.find(one, room)
-            if row is None:
-                episode = episode or make_episode(world, protocol, room, **(settings or {}))
-                row = evaluate_room(one, episode, steps=steps, seed=seed, nats=nats, **knobs)
+            left = [episode for episode in group if store.find(one, episode.seed) is None]
+            if not left:
+                continue
+            timed = seconds.get((one.memory, one.seed))
+            for row in evaluate_rooms(
+                one, left, steps=steps, seed=seed, nats=nats, seconds_per_frame=timed, **knobs
+            ):  # fmt: skip
+                seconds[one.memory, one.seed] = row["seconds_per_frame"]
                 store.add(row)
                 if on_row is not None:
                     on_row(row)
-            found.append(row)
-    return summarise(found)
+    found = (store.find(one, room) for room in numbers for one in trained)
+    return summarise([row for row in found if row is not None])
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -284,6 +331,8 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             line[f"{metric}_interval"] = [interval.low, interval.high]
         for metric in ("memory_tokens", "kv_bytes", "kept_bytes"):
             line[metric] = max(row[metric] for row in own)
+        # rows measured before packed tokens could be unpacked attended to what they kept
+        line["attended_tokens"] = max(row.get("attended_tokens", row["memory_tokens"]) for row in own)
         line["seconds_per_frame"] = float(np.median([row["seconds_per_frame"] for row in own]))
         for metric in ("own_by_step", "real_by_step"):
             longest = min(len(row[metric]) for row in own)

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from .memory_metrics import frame_psnr
-from .memory_rollout import roll_out
+from .memory_rollout import group_rooms, roll_out_batch
 from .memory_run import WEIGHTS, find_trained
 from .sheet import contact_sheet
 from .worlds import TEST_SEED, Episode, make_episode, recall_frames
@@ -50,23 +50,33 @@ def memory_sheet(
         ValueError: no room asks for anything that was seen before, or a memory has no weights.
     """
     models = {caption: find_trained(world, memory, root)[0] for caption, memory in memories.items()}
-    pictures: list[Image.Image] = []
-    captions: list[str] = []
+    reach = max(one.model.config.window + one.model.config.num_frames for one in models.values())
+    episodes, at = [], {}
     for room in range(TEST_SEED, TEST_SEED + rooms):
         episode = make_episode(world, protocol, room, **(settings or {}))
-        reach = max(one.model.config.window + one.model.config.num_frames for one in models.values())
-        at = revisit_frame(episode, reach)
-        if at is None:
-            continue
-        pictures.append(_picture(episode.frames[at]))
-        captions.append(f"room {room}, frame {at}, last seen {episode.horizon[at]} ago")
+        asked = revisit_frame(episode, reach)
+        if asked is not None:
+            episodes.append(episode)
+            at[room] = asked
+    made: dict[tuple[int, str], np.ndarray] = {}
+    for group in group_rooms(episodes, max(rooms, 1)):
         for caption, one in models.items():
-            made = roll_out(
-                one.model, one.codec, episode, steps=steps, seed=seed, real=False, history_noise=history_noise,
+            rollouts = roll_out_batch(
+                one.model, one.codec, group, steps=steps, seed=seed, real=False, history_noise=history_noise,
                 keep=keep,
-            ).own[at]  # fmt: skip
-            pictures.append(_picture(made))
-            captions.append(f"{caption} {frame_psnr(made, episode.frames[at]):.1f} dB")
+            )  # fmt: skip
+            for episode, rollout in zip(group, rollouts):
+                made[episode.seed, caption] = rollout.own[at[episode.seed]]
+    pictures: list[Image.Image] = []
+    captions: list[str] = []
+    for episode in episodes:
+        frame = at[episode.seed]
+        pictures.append(_picture(episode.frames[frame]))
+        captions.append(f"room {episode.seed}, frame {frame}, last seen {episode.horizon[frame]} ago")
+        for caption in models:
+            recalled = made[episode.seed, caption]
+            pictures.append(_picture(recalled))
+            captions.append(f"{caption} {frame_psnr(recalled, episode.frames[frame]):.1f} dB")
     if not pictures:
         raise ValueError("no room asks for anything that was seen before; give longer walks or more rooms")
     return contact_sheet(pictures, captions, columns=1 + len(models), size=size)

@@ -144,6 +144,24 @@ class ClipReader(nn.Module):
         return out | {"all": product ** (1 / 3)}
 
 
+    def kind_of_motion(self, frames: np.ndarray | Tensor, caption: str) -> Tensor:
+        """[N] probability of the caption's kind of motion: left and right, or up and down, at any speed; spinning, ...
+
+        Args:
+            frames, caption: as for `score`.
+        """
+        words = self.words["motion"]
+
+        def kind(motion: str) -> str:
+            if "left" in motion or "right" in motion:
+                return "across"
+            return "up and down" if "up" in motion or "down" in motion else motion
+
+        wanted = kind(words[self.parse(caption)["motion"]])
+        same = [i for i, motion in enumerate(words) if kind(motion) == wanted]
+        return self.read(frames)["motion"][:, same].sum(1)
+
+
 def load_clip_reader(folder: str | Path = FOLDER, device: str | torch.device = "cpu") -> ClipReader:
     """Loads the shipped reader, or one that `tools/moving_emoji/train_reader.py` wrote.
 

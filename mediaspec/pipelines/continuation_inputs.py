@@ -217,11 +217,22 @@ def describe_memory(memory: FrameMemory | None) -> dict[str, Any] | None:
         return None
     told: dict[str, Any] = {"name": memory.name}
     for key, value in vars(memory).items():
-        if not key.startswith("_") and key != "written" and _is_plain(value):
+        if key.startswith("_") or key == "written":
+            continue
+        value = sorted(value) if isinstance(value, (set, frozenset)) else value
+        parts = list(value) if isinstance(value, (list, tuple, torch.nn.ModuleList)) else [value]
+        if _is_plain(value):
             told[key] = _plain(value)
-        elif isinstance(value, torch.nn.Module):
-            told[key] = digest(*value.state_dict().values())
+        elif any(isinstance(part, (Tensor, torch.nn.Module)) for part in parts):
+            told[key] = [_weights(part) for part in parts]
     return told
+
+
+def _weights(value: Any) -> Any:
+    """Short hash of a tensor or of a network's weights; numbers as they are."""
+    if isinstance(value, torch.nn.Module):
+        return digest(*value.state_dict().values())
+    return digest(value) if isinstance(value, Tensor) else value if _is_plain(value) else None
 
 
 def _is_plain(value: Any) -> bool:

@@ -45,7 +45,7 @@ def make_plan(
 
 
 def expected_cost(
-    carrier: Carrier, plan: Plan, num_frames: int, given_frames: int, guidance_scale: float | None
+    carrier: Carrier, plan: Plan, num_frames: int, given_frames: int, guidance_scale: float
 ) -> dict[str, Any]:
     """See `VideoContinuationPipeline.estimate`."""
     line = plan.schedule
@@ -65,9 +65,9 @@ def expected_cost(
     sizes = carrier.dimensions()
     if sizes is not None:
         cost = step_cost(line, per_frame, tokens, **sizes, mode=carrier.cost_mode)
-        twice = 2 if guidance_scale is not None and guidance_scale > 1 else 1
-        told["flops_per_step"] = twice * cost["flops"]
-        told["flops_per_frame"] = twice * cost["flops_per_frame"]
-        told["total_flops"] = twice * cost["flops"] * steps
+        asked = carrier.calls_of(guidance_scale)
+        told["flops_per_step"] = asked * cost["flops"]
+        told["flops_per_frame"] = asked * cost["flops_per_frame"]
+        told["total_flops"] = asked * cost["flops"] * steps
         told["kv_bytes"] = cost["kv_bytes"]
     return told

@@ -185,7 +185,7 @@ class CountedDecoder:
         room = self.wanted - self.given
         if len(pictures) > room:
             rest = pictures[room:].clone()
-            self.left = rest if self.left is None else torch.cat([self.left, rest])
+            self.left = rest if self.left is None else torch.cat([self.left.to(rest), rest])
             pictures = pictures[:room]
         self.given += len(pictures)
         if len(pictures):

@@ -176,14 +176,15 @@ class VideoContinuationPipeline:
         Returns:
             JSON-ready dict: `latent_frames, ar_steps, model_calls` (with guidance, each asks twice), `frame_tokens`,
             at the last step `memory_tokens, memory_bytes, tokens_per_call`, and, where the network's config tells its
-            sizes, `flops_per_call_step, flops_per_frame, total_flops, kv_bytes` (bfloat16 keys and values).
+            sizes, `flops_per_step, flops_per_frame, total_flops, kv_bytes` (bfloat16 keys and values).
 
         Raises:
             ValueError: as a call.
         """
         _check_count("num_frames", num_frames)
         plan = make_plan(self.carrier, schedule, memory, num_inference_steps, height, width)
-        return expected_cost(self.carrier, plan, num_frames, given_frames, guidance_scale)
+        asked = self.carrier.default_guidance if guidance_scale is None else guidance_scale
+        return expected_cost(self.carrier, plan, num_frames, given_frames, asked)
 
     # ---- a run
 
@@ -241,7 +242,8 @@ class VideoContinuationPipeline:
                 `history`). Rows beyond the end are allowed; without them a chunk that reaches beyond it holds the
                 last row, as in a run that ends there.
             num_inference_steps: sub-steps of an autoregressive step, for schedules that leave them open.
-            guidance_scale: classifier-free guidance, 1 switches it off; None is the network's own (mostly off).
+            guidance_scale: classifier-free guidance, 1 switches it off; None is what the network's own pipeline takes
+                where none is named (5 for Wan, 3 for LTX), 1 for bare networks and those without texts.
             negative_prompt: what to avoid.
             prompt_embeds, negative_prompt_embeds: [B or 1, S, D] instead of texts.
             conditioning: more inputs of the carrier's `condition`, as true_cfg_scale or image_embeds of FramePack.
@@ -251,7 +253,8 @@ class VideoContinuationPipeline:
             trained_length: latent frames that the network was trained to see at once, or a dict of `TrainedLength`
                 saying what happens beyond: an error, or a shorter memory.
             history: of an earlier call with the same settings; the frames made then and now are those of one long
-                run. return_history: also return that of this call.
+                run: latents bit for bit, pictures too where the codec's caches go along (Wan's), elsewhere up to what a
+                codec sees beyond two latent frames. return_history: also return that of this call.
             output_type: "pil", "np", "pt" or "latent".
             output_path: write frames there as they are finished and return paths: a file in .mp4 or .gif, or a path
                 without ending for a folder of PNG files; see `VideoWriter`.
@@ -287,6 +290,8 @@ class VideoContinuationPipeline:
             raise ValueError("output_type='latent' returns latents and writes no pictures; leave output_path out")
         if sum(one is not None for one in (video, image, history)) > 1:
             raise ValueError("give one of video, image and history; each is what the video goes on from")
+        if guidance_scale is None:
+            guidance_scale = self.carrier.default_guidance
         past = [history] if isinstance(history, VideoHistory) else list(history or [])
         prompts = texts_of(prompt, prompt_embeds, num_videos_per_prompt, len(past) or None)
         pixels = None
@@ -352,7 +357,6 @@ class VideoContinuationPipeline:
             writers[i] = VideoWriter(path, own, fps=fps, resume=resume, overwrite=overwrite)
 
         # 3. Make the videos one by one
-        told: dict[str, Any] = {} if guidance_scale is None else {"guidance_scale": guidance_scale}
         carrier.follow(plan.schedule)
         self._interrupt = False
         videos: list[Frames] = []
@@ -368,10 +372,11 @@ class VideoContinuationPipeline:
                 continue
             begun = time.perf_counter()
             embeds, unwanted = (_row(one, i) for one in (prompt_embeds, negative_prompt_embeds))
+            seen = past[i].image if past else None if pixels is None else pixels[:, :, -1]
             carrier.reset()
             carrier.condition(
-                text, negative_prompt, batch=1, prompt_embeds=embeds, negative_prompt_embeds=unwanted,
-                image=None if pixels is None else pixels[:, :, -1].to(carrier.device), **told, **(conditioning or {}),
+                text, negative_prompt, guidance_scale, batch=1, prompt_embeds=embeds, negative_prompt_embeds=unwanted,
+                image=None if seen is None else seen.to(carrier.device), **(conditioning or {}),
             )  # fmt: skip
             seconds["encode"] += time.perf_counter() - begun
             carrier.steer(*tables[i])
@@ -411,9 +416,11 @@ class VideoContinuationPipeline:
                 kept[-1] = VideoHistory(
                     seed, shown + pictures, before, plan.shape, shared,
                     run.state_dict(), {} if decoder is None else decoder.state(), *tables[i],
+                    seen if carrier.reads_picture else None,
                 )  # fmt: skip
 
         # 4. Hand over
+        carrier.reset()
         if hasattr(self.base, "maybe_free_model_hooks"):
             self.base.maybe_free_model_hooks()
         seconds["total"] = time.perf_counter() - seconds["total"]

@@ -33,6 +33,7 @@ class VideoHistory:
         rollout: window and memory, `memory.arvdm.Rollout.state_dict`.
         decoder: of the codec and of pictures that were made and not handed out.
         actions, poses: tables [1, N, ...] by frame id, or None.
+        image: [1, 3, H, W] in -1..1 that the network looks at beside the frames (FramePack), or None.
     """
 
     seed: int
@@ -44,6 +45,7 @@ class VideoHistory:
     decoder: dict[str, Any]
     actions: Tensor | None = None
     poses: Tensor | None = None
+    image: Tensor | None = None
 
     @property
     def nbytes(self) -> int:

@@ -14,20 +14,36 @@ from typer.testing import CliRunner
 
 from mediaspec.cli.eval import app
 from mediaspec.eval.memory_plots import memory_table, pareto_front
-from mediaspec.eval.memory_rollout import denoising_nats, episode_history, flow_levels, part, roll_out, room_noise
+from mediaspec.eval.memory_rollout import (
+    batch_history,
+    chunk_nats,
+    denoising_nats,
+    denoising_nats_batch,
+    episode_history,
+    flow_levels,
+    group_rooms,
+    part,
+    roll_out,
+    roll_out_batch,
+    room_noise,
+    time_frames,
+)
 from mediaspec.eval.memory_run import (
     MemoryRows,
     evaluate_memories,
+    evaluate_rooms,
     find_trained,
     parse_memories,
     rank_agreement,
     summarise,
 )
 from mediaspec.eval.memory_sheet import revisit_frame
+from mediaspec.eval.rollout_noise import normal_rows
 from mediaspec.eval.shown_history import ShownHistory
 from mediaspec.eval.worlds import TEST_SEED, make_episode, recall_frames
 from mediaspec.models.frame_cache import FrameCache
-from mediaspec.models.frame_dit import History
+from mediaspec.models.frame_dit import FrameDiT, FrameDiTConfig, History
+from mediaspec.models.patch_codec import PatchCodec
 
 from .tiny_worlds import save_tiny
 
@@ -35,7 +51,7 @@ from .tiny_worlds import save_tiny
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("weights")
-    for memory in ("window", "pack_k2"):
+    for memory in ("window", "pack_k2", "retrieve"):
         save_tiny(root, "panoroom", memory)
     save_tiny(root, "panoroom", "window", "window-1", seed=1)
     save_tiny(root, "raymaze", "prepend")
@@ -75,6 +91,120 @@ def test_rows_and_going_on(weights: Path, tmp_path: Path) -> None:
     assert store.find(one, TEST_SEED) is not None and store.find(replace(one, digest="other"), TEST_SEED) is None
     path.write_text('{"settings": {"wor')  # killed while the first line was written
     assert MemoryRows(path, {"world": "a"}).rows == [] and MemoryRows(path, {"world": "a"}).rows == []
+
+
+WALK = {"hold": 2, "turn": 10, "dwell": 2, "tail": 1}
+
+
+def test_rooms_of_a_batch_come_out_as_alone(weights: Path) -> None:
+    rooms = [make_episode("panoroom", "needle", TEST_SEED + i, **WALK) for i in range(3)]
+    assert {tuple(room.actions) for room in rooms} > {tuple(rooms[0].actions)}, "rooms turn to both sides"
+    asked = [recall_frames(room, 8) for room in rooms]
+    asked[1] = asked[1] & (np.arange(len(rooms[1])) < len(rooms[1]) - 2)  # rooms may ask for different frames
+    calls: list[int] = []
+    for memory, knobs in (("window", {}), ("retrieve", {"history_noise": 0.1}), ("pack_k2", {"keep": 6})):
+        one = find_trained("panoroom", memory, weights)[0]
+        calls.clear()
+        handle = one.model.register_forward_hook(lambda model, given, made: calls.append(len(made)))
+        together = roll_out_batch(one.model, one.codec, rooms, steps=2, **knobs)
+        assert calls == [3] * len(calls), "every call serves all rooms"
+        count = len(calls)
+        for room, made in zip(rooms, together):
+            calls.clear()
+            alone = roll_out(one.model, one.codec, room, steps=2, **knobs)
+            assert len(calls) == count
+            np.testing.assert_allclose(made.own, alone.own, atol=1e-4, rtol=0)
+            np.testing.assert_allclose(made.real, alone.real, atol=1e-4, rtol=0)
+            costs = ("memory_tokens", "attended_tokens", "read_bytes", "kept_bytes")
+            assert [getattr(made, c) for c in costs] == [getattr(alone, c) for c in costs], "costs are of one room"
+            assert made.seconds_per_frame is None and alone.seconds_per_frame > 0
+        handle.remove()
+        assert not np.allclose(together[0].own, together[2].own, atol=1e-2)
+        nats = denoising_nats_batch(one.model, one.codec, rooms, asked, points=3, **knobs)
+        for room, which, found in zip(rooms, asked, nats):
+            alone = denoising_nats(one.model, one.codec, room, which, points=3, **knobs)
+            assert found == pytest.approx(alone, rel=1e-3)
+        assert len(set(nats)) == 3
+    calls.clear()
+    handle = one.model.register_forward_hook(lambda model, given, made: calls.append(len(made)))
+    rows = evaluate_rooms(one, rooms, steps=2, nats=False, seconds_per_frame=0.25)
+    assert set(calls) == {3} and [row["seconds_per_frame"] for row in rows] == [0.25] * 3
+    calls.clear()
+    assert time_frames(one.model, one.codec, rooms[0], steps=2, chunks=2) > 0 and calls == [1] * 4
+    timed = evaluate_rooms(one, rooms, steps=2, nats=False)
+    assert calls.count(1) > 4 and timed[0]["seconds_per_frame"] == timed[2]["seconds_per_frame"] > 0
+    assert [row["room"] for row in timed] == [room.seed for room in rooms]
+    handle.remove()
+
+
+def test_nats_of_a_chunk_by_row(weights: Path) -> None:
+    one = find_trained("panoroom", "window", weights)[0]
+    rooms = [make_episode("panoroom", "needle", TEST_SEED + i, **WALK) for i in range(2)]
+    truth = part(batch_history(one.codec, rooms), 20, 24)
+
+    def nats(rows: slice) -> np.ndarray:
+        cache = FrameCache(one.model)
+        cache.write(part(History(*(v[rows] for v in vars(batch_history(one.codec, rooms)).values())), 0, 20))
+        noise = [room_noise(0, room, 20) for room in rooms[rows]]
+        poses = truth.poses[rows]
+        return chunk_nats(one.model, cache.read(poses), truth.latents[rows], poses, truth.actions[rows], noise, 3)
+
+    both = nats(slice(0, 2))
+    assert both.shape == (2, 4)
+    np.testing.assert_allclose(both, np.concatenate([nats(slice(0, 1)), nats(slice(1, 2))]), rtol=1e-3)
+    with pytest.raises(ValueError, match="2 generators for 3 rows"):
+        normal_rows((3, 4), [torch.Generator(), torch.Generator()])
+
+
+def test_groups_of_rooms() -> None:
+    short, long = ([make_episode("panoroom", "palindrome", TEST_SEED + i, frames=n) for i in range(3)] for n in (4, 5))
+    mixed = [short[0], long[0], short[1], long[1], short[2], long[2]]
+    place = {id(one): number for number, one in enumerate(mixed)}
+    groups = [[place[id(one)] for one in group] for group in group_rooms(mixed, 2)]
+    assert groups == [[0, 2], [1, 3], [4], [5]], "full groups at once, the rest at the end"
+    seen: list[int] = []
+    first = next(group_rooms((seen.append(one.seed) or one for one in short), 2))
+    assert first == short[:2] and len(seen) == 2, "no room is made before it is needed"
+    for bad in ([short[0], long[0]], [short[0], replace(short[1], context=3)], []):
+        with pytest.raises(ValueError, match="one length and context"):
+            batch_history(PatchCodec(components=6), bad)
+    with pytest.raises(ValueError, match="batch=0"):
+        next(group_rooms(short, 0))
+
+
+def test_a_batch_fills_up_what_is_missing(weights: Path, tmp_path: Path) -> None:
+    settings = {"steps": 1, "root": weights, "settings": WALK, "nats": False}
+    evaluate_memories("panoroom", "needle", ["pack_k2"], rooms=1, out=tmp_path / "a", **settings)
+    measured: list[dict] = []
+    got = evaluate_memories(
+        "panoroom", "needle", ["pack_k2", "window"], rooms=3, out=tmp_path / "a", batch=2, on_row=measured.append,
+        **settings,
+    )  # fmt: skip
+    places = [(row["memory"], row["training"], row["room"] - TEST_SEED) for row in measured]
+    assert places == [("pack_k2", 0, 1), ("window", 0, 0), ("window", 0, 1), ("window", 1, 0), ("window", 1, 1),
+                      ("pack_k2", 0, 2), ("window", 0, 2), ("window", 1, 2)]  # fmt: skip
+    of_window = {row["seconds_per_frame"] for row in measured if row["memory"] == "window" and not row["training"]}
+    assert len(of_window) == 1, "measured once"
+    a, b = got[0], evaluate_memories("panoroom", "needle", ["pack_k2"], rooms=3, batch=1, **settings)[0]
+    assert a["memory"] == b["memory"] and a["rooms"] == b["rooms"] == 3
+    for metric in ("recall_psnr", "recall_ssim", "drift_db", "own_psnr", "real_recall_psnr", "ceiling_psnr"):
+        assert a[metric] == pytest.approx(b[metric], abs=1e-3)
+    for metric in ("memory_tokens", "attended_tokens", "kv_bytes", "kept_bytes"):
+        assert a[metric] == b[metric]
+    with pytest.raises(ValueError, match="batch=0"):
+        evaluate_memories("panoroom", "needle", ["window"], rooms=1, batch=0, **settings)
+
+
+def test_unpacked_tokens_are_attended_to() -> None:
+    model = FrameDiT(
+        FrameDiTConfig(hidden_size=16, memory_size=16, num_hidden_layers=1, num_attention_heads=2, channels=6,
+                       memory="pack_k2", packed_size=24)
+    ).eval()  # fmt: skip
+    episode = make_episode("panoroom", "needle", TEST_SEED, **WALK)
+    made = roll_out(model, PatchCodec(components=6), episode, steps=1, real=False)
+    # the last step follows 23 frames: 5 recent ones of 16 tokens, and 9 pairs of 4 tokens, unpacked to 32
+    assert made.memory_tokens == 5 * 16 + 9 * 4 and made.attended_tokens == 5 * 16 + 9 * 32
+    assert made.read_bytes == made.attended_tokens * 128
 
 
 def test_own_and_real_history_agree_on_the_first_chunk(weights: Path) -> None:
@@ -175,15 +305,17 @@ def test_command(weights: Path, tmp_path: Path) -> None:
 def test_frontier_and_table() -> None:
     def row(memory: str, psnr: float, drift: float, seconds: float) -> dict:
         return {"memory": memory, "recall_psnr": psnr, "drift_db": drift, "seconds_per_frame": seconds,
-                "memory_tokens": 1, "kv_bytes": 1024}  # fmt: skip
+                "memory_tokens": 1, "attended_tokens": 7, "kv_bytes": 1024}  # fmt: skip
 
     rows = [row("a", 20, 1, 1), row("b", 25, 1, 1), row("c", 24, 0.5, 1), row("d", 19, 1, 0.5)]
     assert pareto_front(rows) == ["b", "c", "d"]
     assert "`b` *" in memory_table(rows) and "`a` |" in memory_table(rows)
+    assert "| 1 | 7 | 1 |" in memory_table(rows)
 
 
 def test_summary_of_rooms_without_recall() -> None:
     row = {"memory": "window", "training": 0, "room": 1, "memory_tokens": 1, "kv_bytes": 1, "kept_bytes": 1,
            "seconds_per_frame": 1.0, "drift_db": 0.0, "own_by_step": [1.0], "real_by_step": [1.0]}  # fmt: skip
     line = summarise([row])[0]
+    assert line["attended_tokens"] == 1, "rows of older runs do not tell it"
     assert line["recall_psnr"] is None and line["loss_gap_nats"] is None and line["drift_db"] == 0.0

@@ -116,7 +116,7 @@ def test_helios_is_its_pipeline(helios: Any) -> None:
             return_dict=False, **text,
         )[0]  # fmt: skip
     chunks = [theirs[i]["hidden_states"] for i in range(0, len(theirs), 4)]
-    carrier = HeliosCarrier(helios, num_latent_frames_per_chunk=4, empty="zeros")
+    carrier = HeliosCarrier(helios, num_latent_frames_per_chunk=4)
     carrier.condition(guidance_scale=3.0, **text)
     schedule = carrier.schedule(steps=2, height=32, width=32)
     with watched(helios.transformer) as ours:
@@ -301,7 +301,7 @@ def test_framepack_hides_with_a_batch_and_a_text_mask(framepack: Any) -> None:
 
 
 def test_helios_leaves_empty_groups_out(helios: Any) -> None:
-    carrier = told(HeliosCarrier(helios))
+    carrier = told(HeliosCarrier(helios, empty="skip"))
     x, levels = frames_of(3, 6), torch.full((3,), 0.7).double()
     with watched(helios.transformer) as calls, torch.no_grad():
         alone = carrier(x, levels, torch.arange(3), MemoryRead(), None)
@@ -313,10 +313,14 @@ def test_helios_leaves_empty_groups_out(helios: Any) -> None:
     torch.testing.assert_close(alone, own, **CLOSE)
     assert calls[1]["indices_latents_history_short"].tolist() == [[0, 19]]  # the first frame, and the one just made
     assert calls[1]["indices_latents_history_mid"].tolist() == [[18]] and "latents_history_long" not in calls[1]
+    with watched(helios.transformer) as calls, torch.no_grad():  # what the weights know
+        told(HeliosCarrier(helios))(x, levels, torch.arange(3), MemoryRead(), None)
+    counts = [calls[0][f"latents_history_{name}"].shape[2] for name in ("long", "mid", "short")]
+    assert counts == [16, 2, 2] and not any(calls[0][f"latents_history_{name}"].any() for name in ("long", "mid"))
 
 
 def test_helios_without_anchor(helios: Any) -> None:
-    carrier = told(HeliosCarrier(helios, keep_first_frame=False, history_sizes=(0, 2, 1)))
+    carrier = told(HeliosCarrier(helios, keep_first_frame=False, history_sizes=(0, 2, 1), empty="skip"))
     memory = carrier.memory()
     assert memory.sizes == [2, 2] and memory.sink == 0
     short, mid, long, window = carrier.slots(frames_of(2), torch.tensor([9, 10]), written(memory, 9))

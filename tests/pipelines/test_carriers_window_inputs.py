@@ -102,7 +102,7 @@ def test_skyreels_texts_are_read_or_the_missing_package_is_named():
     carrier = carrier_of("skyreels")
     expected = carrier.conditioning.embeds
     if find_spec("ftfy") is None:
-        with pytest.raises(ImportError, match="pip install ftfy"):
+        with pytest.raises(ImportError, match="ftfy: pip install"):
             carrier.condition("a red apple")
     else:
         carrier.condition("a red apple")

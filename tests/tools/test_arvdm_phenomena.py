@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,20 +58,38 @@ def test_all_of_the_history_is_the_evaluations_real_history(weights: Path) -> No
     assert flat is not None and np.ptp(flat["recall_psnr"]) < 1e-4 and np.ptp(flat["memory_tokens"]) == 0
 
 
+def test_a_batch_sweeps_as_its_rooms_do(weights: Path) -> None:
+    one = find_trained("panoroom", "prepend", weights)[0]
+    rooms = [make_episode("panoroom", "needle", TEST_SEED + i, hold=2, turn=10, dwell=2, tail=i) for i in (1, 1, 2)]
+    rooms = [rooms[0], replace(rooms[1], seed=7), replace(rooms[1], horizon=0 * rooms[1].horizon)]
+    # the second asks for its last frames only, the third for nothing
+    rooms[1] = replace(rooms[1], horizon=np.where(np.arange(len(rooms[1])) < 21, 0, rooms[1].horizon))
+    together = history_sweep.sweep_rooms(one, rooms, (2, 0), steps=2, points=3)
+    assert [row["room"] for row in together] == [rooms[0].seed, 7]
+    for row, room in zip(together, rooms):
+        alone = history_sweep.sweep_room(one, room, (2, 0), steps=2, points=3)
+        assert alone is not None and alone.keys() == row.keys()
+        assert row["memory_tokens"] == alone["memory_tokens"] and row["recall_frames"] == alone["recall_frames"]
+        assert row["recall_psnr"] == pytest.approx(alone["recall_psnr"], abs=1e-3)
+        assert row["denoising_nats"] == pytest.approx(alone["denoising_nats"], rel=1e-3)
+    assert together[0]["recall_frames"] > together[1]["recall_frames"] > 0
+    assert history_sweep.sweep_room(one, rooms[2], (2, 0)) is None
+
+
 @needs_matplotlib
 def test_sweep_goes_on_and_draws(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["history_sweep.py", "--weights", str(weights), "--protocols", "needle", "--memories", "full,window",
-             "--histories", "2,8,0", "--steps", "1", "--points", "2", "--out", str(tmp_path), "--rooms", "1",
-             "--threads", str(torch.get_num_threads())]  # fmt: skip
+             "--histories", "2,8,0", "--steps", "1", "--points", "2", "--out", str(tmp_path), "--rooms", "2",
+             "--batch", "2", "--threads", str(torch.get_num_threads())]  # fmt: skip
     monkeypatch.setattr(sys, "argv", words)
     history_sweep.main()
     first = capsys.readouterr().out
     path = tmp_path / "panoroom" / "needle" / "sweep.jsonl"
-    assert len(path.read_text().splitlines()) == 1 + 3, "two trainings of prepend, one of window"
+    assert len(path.read_text().splitlines()) == 1 + 6, "two trainings of prepend, one of window"
     history_sweep.main()
-    assert len(path.read_text().splitlines()) == 4 and capsys.readouterr().out == first
+    assert len(path.read_text().splitlines()) == 7 and capsys.readouterr().out == first
     result = json.loads(first.splitlines()[-1])["protocols"]["needle"]
     assert [(row["memory"], row["history"]) for row in result["rows"]] == [
         (memory, h) for memory in ("prepend", "window") for h in (2, 8, 0)
@@ -162,7 +181,7 @@ def test_frontier_measures_what_is_missing(
 ) -> None:
     words = ["frontier.py", "--weights", str(weights), "--protocols", "needle", "--memories", "full", "--noise",
              "0,0.1", "--keep", "8", "--rooms", "1", "--steps", "1", "--no-nats", "--out", str(tmp_path),
-             "--threads", str(torch.get_num_threads())]  # fmt: skip
+             "--batch", "3", "--threads", str(torch.get_num_threads())]  # fmt: skip
     monkeypatch.setattr(sys, "argv", words)
     frontier.main()
     result = json.loads(capsys.readouterr().out.splitlines()[-1])

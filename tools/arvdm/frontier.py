@@ -238,6 +238,7 @@ def measure(args: argparse.Namespace) -> None:
             evaluate_memories(
                 args.world, protocol, memories, rooms=args.rooms, steps=args.steps, seed=args.seed, root=args.weights,
                 out=args.out / args.world / protocol / name, nats=not args.no_nats, history_noise=noise, keep=keep,
+                batch=args.batch,
             )  # fmt: skip
 
 
@@ -254,6 +255,7 @@ def main() -> None:
     parser.add_argument("--noise", default="0,0.05,0.1,0.15", help="levels on the history; training knows 0 to 0.15")
     parser.add_argument("--keep", default="8,16,32", help="frames kept, empty for none of these")
     parser.add_argument("--rooms", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=10, help="rooms that the network makes together")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-nats", action="store_true", help="do not measure denoising errors")

@@ -29,11 +29,12 @@ import torch
 
 from mediaspec.eval.memory_metrics import bootstrap_mean, needle_accuracy, psnr_rows
 from mediaspec.eval.memory_plots import SWEEP_METRICS, plot_history_sweep
-from mediaspec.eval.memory_rollout import chunk_nats, episode_history, make_chunk, part, room_noise
+from mediaspec.eval.memory_rollout import batch_history, chunk_nats, group_rooms, make_chunk, part, room_noise
 from mediaspec.eval.memory_run import WEIGHTS, MemoryRows, Trained, find_trained, parse_memories
 from mediaspec.eval.report import markdown
 from mediaspec.eval.worlds import TEST_SEED, Episode, find_world, make_episode, recall_frames
 from mediaspec.models.frame_cache import FrameCache
+from mediaspec.models.frame_dit import History
 
 HISTORIES = (1, 2, 4, 8, 16, 32, 64, 0)
 """Frames that are shown; 0 is all."""
@@ -49,62 +50,82 @@ def sweep_room(
     trained: Trained, episode: Episode, histories: Sequence[int] = HISTORIES, *, steps: int = 10, seed: int = 0,
     points: int = 10,
 ) -> Row | None:  # fmt: skip
-    """Recall of one room under every length of history.
+    """Recall of one room under every length of history, see `sweep_rooms`; None where nothing is asked."""
+    rows = sweep_rooms(trained, [episode], histories, steps=steps, seed=seed, points=points)
+    return rows[0] if rows else None
+
+
+def sweep_rooms(
+    trained: Trained, episodes: Sequence[Episode], histories: Sequence[int] = HISTORIES, *, steps: int = 10,
+    seed: int = 0, points: int = 10,
+) -> list[Row]:  # fmt: skip
+    """Recall of several rooms at once under every length of history.
 
     Args:
         trained: the model.
-        episode: the walk.
+        episodes: walks of equal length and context, see `group_rooms`.
         histories: frames shown, 0 for all.
         steps: network calls per chunk.
         seed: of the noise.
         points: noise levels of the denoising error, 0 leaves it out.
 
     Returns:
-        A row with a list per metric, in the order of `histories`; a metric that a room does not have is left out. None
-        where nothing is asked.
+        For every room a row with a list per metric, in the order of `histories`; a metric that a room does not have is
+        left out. Rooms where nothing is asked have no row.
     """
     model, codec = trained.model, trained.codec
-    asked = recall_frames(episode, model.config.window + model.config.num_frames)
-    if not asked.any():
-        return None
-    truth, total, w = episode_history(codec, episode), len(episode), model.config.num_frames
-    made = {h: episode.frames.copy() for h in histories}
-    nats: dict[int, list[float]] = {h: [] for h in histories}
-    tokens: dict[int, int] = {}
-    for start in range(episode.context, total, w):
-        count = min(w, total - start)
-        wanted = asked[start : start + count]
-        if not wanted.any():
+    reach = model.config.window + model.config.num_frames
+    episodes = [episode for episode in episodes if recall_frames(episode, reach).any()]
+    if not episodes:
+        return []
+    asked = np.stack([recall_frames(episode, reach) for episode in episodes])
+    truth, w = batch_history(codec, episodes), model.config.num_frames
+    made = [{h: episode.frames.copy() for h in histories} for episode in episodes]
+    nats: list[dict[int, list[float]]] = [{h: [] for h in histories} for _ in episodes]
+    tokens: list[dict[int, int]] = [{} for _ in episodes]
+    total = asked.shape[1]
+    for start in range(episodes[0].context, total, w):
+        stop = min(start + w, total)
+        rooms = np.flatnonzero(asked[:, start:stop].any(1)).tolist()
+        if not rooms:
             continue
+        own = History(*(value[rooms] for value in vars(truth).values()))
         index = torch.arange(start, start + w).clamp(max=total - 1)
-        clean, poses, actions = truth.latents[:, index], truth.poses[:, index], truth.actions[:, index]
-        found: dict[int, tuple[np.ndarray, np.ndarray, int]] = {}
+        clean, poses, actions = own.latents[:, index], own.poses[:, index], own.actions[:, index]
+        found: dict[int, tuple[list[np.ndarray], np.ndarray, int]] = {}
         for h in histories:
             shown = min(h or start, start)
             if shown not in found:
                 cache = FrameCache(model)
-                cache.write(part(truth, start - shown, start))
+                cache.write(part(own, start - shown, start))
                 memory = cache.read(poses)
-                noise = room_noise(seed, episode, start)
-                frames = make_chunk(model, memory, poses, actions, noise, steps)[0, :count]
-                noise = room_noise(seed, episode, start)
-                lost = chunk_nats(model, memory, clean, poses, actions, noise, points) if points else np.zeros(w)
-                found[shown] = codec.decode(frames).numpy(), lost[:count][wanted], memory.tokens
-            pictures, lost, tokens[h] = found[shown]
-            made[h][start : start + count] = pictures
-            nats[h] += lost.tolist()
-    at = np.flatnonzero(asked)
-    row: Row = {
-        "memory": trained.memory, "training": trained.seed, "weights": trained.digest, "room": episode.seed,
-        "recall_frames": len(at), "memory_tokens": [tokens[h] for h in histories],
-        "recall_psnr": [float(psnr_rows(made[h][at], episode.frames[at]).mean()) for h in histories],
-    }  # fmt: skip
-    if points:
-        row["denoising_nats"] = [float(np.mean(nats[h])) for h in histories]
-    shares = [needle_accuracy(made[h], episode.frames, at.tolist(), episode.needles) for h in histories]
-    if None not in shares:
-        row["needle_accuracy"] = shares
-    return row
+                noise = [room_noise(seed, episodes[room], start) for room in rooms]
+                frames = make_chunk(model, memory, poses, actions, noise, steps)[:, : stop - start]
+                noise = [room_noise(seed, episodes[room], start) for room in rooms]
+                lost = np.zeros(actions.shape)
+                if points:
+                    lost = chunk_nats(model, memory, clean, poses, actions, noise, points)
+                found[shown] = [codec.decode(one).numpy() for one in frames], lost[:, : stop - start], memory.tokens
+            pictures, lost, count = found[shown]
+            for place, room in enumerate(rooms):
+                made[room][h][start:stop] = pictures[place]
+                nats[room][h] += lost[place][asked[room, start:stop]].tolist()
+                tokens[room][h] = count
+    rows = []
+    for room, episode in enumerate(episodes):
+        at = np.flatnonzero(asked[room])
+        row: Row = {
+            "memory": trained.memory, "training": trained.seed, "weights": trained.digest, "room": episode.seed,
+            "recall_frames": len(at), "memory_tokens": [tokens[room][h] for h in histories],
+            "recall_psnr": [float(psnr_rows(made[room][h][at], episode.frames[at]).mean()) for h in histories],
+        }  # fmt: skip
+        if points:
+            row["denoising_nats"] = [float(np.mean(nats[room][h])) for h in histories]
+        shares = [needle_accuracy(made[room][h], episode.frames, at.tolist(), episode.needles) for h in histories]
+        if None not in shares:
+            row["needle_accuracy"] = shares
+        rows.append(row)
+    return rows
 
 
 def _interval(values: Sequence[float], rows: Sequence[Row]) -> dict[str, Any]:
@@ -194,28 +215,33 @@ def sweep_table(lines: Sequence[Row]) -> str:
 def sweep(
     world: str, protocol: str, memories: Sequence[str], *, rooms: int, steps: int = 10, seed: int = 0,
     points: int = 10, histories: Sequence[int] = HISTORIES, root: Path = WEIGHTS, out: Path | None = None,
+    batch: int = 10,
 ) -> list[Row]:  # fmt: skip
-    """Rows of all rooms; those that <out>/<world>/<protocol>/sweep.jsonl has are not measured again."""
+    """Rows of all rooms; those that <out>/<world>/<protocol>/sweep.jsonl has are not measured again.
+
+    `batch` rooms of equal length and context go through the network together, which changes rows only by rounding.
+    """
     trained = [one for name in memories for one in find_trained(world, name, root)]
     store = MemoryRows(
         None if out is None else out / world / protocol / "sweep.jsonl",
         {"world": world, "protocol": protocol, "steps": steps, "seed": seed, "points": points,
          "histories": list(histories)},
     )  # fmt: skip
-    rows = []
-    for room in range(TEST_SEED, TEST_SEED + rooms):
-        episode = None
+    numbers = range(TEST_SEED, TEST_SEED + rooms)
+    missing = (
+        make_episode(world, protocol, room)
+        for room in numbers
+        if any(store.find(one, room) is None for one in trained)
+    )
+    for group in group_rooms(missing, batch):
         for one in trained:
-            row = store.find(one, room)
-            if row is None:
-                episode = episode or make_episode(world, protocol, room)
-                row = sweep_room(one, episode, histories, steps=steps, seed=seed, points=points)
-                if row is None:
-                    continue
+            left = [episode for episode in group if store.find(one, episode.seed) is None]
+            for row in sweep_rooms(one, left, histories, steps=steps, seed=seed, points=points):
                 store.add(row)
-                print(f"{protocol} room {room} {one.memory}-{one.seed}: {row['recall_psnr'][-1]:.2f} dB with all",
-                      file=sys.stderr, flush=True)  # fmt: skip
-            rows.append(row)
+                print(f"{protocol} room {row['room']} {one.memory}-{one.seed}: {row['recall_psnr'][-1]:.2f} dB with "
+                      "all", file=sys.stderr, flush=True)  # fmt: skip
+    found = (store.find(one, room) for room in numbers for one in trained)
+    rows = [row for row in found if row is not None]
     if not rows:
         raise ValueError(f"no room of {world} {protocol} asks for anything that was seen before; give more rooms")
     return rows
@@ -227,6 +253,7 @@ def main() -> None:
     parser.add_argument("--protocols", help="default: all of the world's")
     parser.add_argument("--memories", default="prepend,retrieve,pack_k2,window")
     parser.add_argument("--rooms", type=int, default=50)
+    parser.add_argument("--batch", type=int, default=10, help="rooms that the network makes together")
     parser.add_argument("--steps", type=int, default=10, help="network calls per chunk")
     parser.add_argument("--points", type=int, default=10, help="noise levels of the denoising error, 0 for none")
     parser.add_argument("--histories", default=",".join(map(str, HISTORIES)), help="frames shown, 0 for all, rising")
@@ -247,7 +274,7 @@ def main() -> None:
         for protocol in protocols:
             rows = sweep(
                 args.world, protocol, memories, rooms=args.rooms, steps=args.steps, seed=args.seed, points=args.points,
-                histories=histories, root=args.weights, out=args.out,
+                histories=histories, root=args.weights, out=args.out, batch=args.batch,
             )  # fmt: skip
             lines = summarise_sweep(rows, histories)
             result["protocols"][protocol] = {"rows": lines, "verdicts": verdicts(lines)}

@@ -92,7 +92,7 @@ def begin_with(model: FrameDiT, folder: str) -> list[str]:
         folder: of a saved model, or several with commas: each overwrites what the ones before it gave.
 
     Raises:
-        ValueError: sizes or the world differ, so that next to nothing fits.
+        ValueError: no saved model, or sizes differ, so that next to nothing fits.
     """
     own, taken = model.state_dict(), set[str]()
     for one in folder.split(","):
@@ -100,8 +100,8 @@ def begin_with(model: FrameDiT, folder: str) -> list[str]:
             raise ValueError(f"--start {one} is no folder of a saved model; a finished training writes one")
         known = FrameDiT.from_pretrained(one, dtype=torch.float32).state_dict()
         fits = {name: value for name, value in known.items() if name in own and own[name].shape == value.shape}
-        if not {"embed.weight", "place.weight", "action.weight", "out.weight"} <= fits.keys():
-            raise ValueError(f"--start {one}: its sizes or its world differ from those of this training")
+        if not {"embed.weight", "out.weight", "blocks.0.qkv.weight"} <= fits.keys():
+            raise ValueError(f"--start {one}: its sizes differ from those of this training")
         model.load_state_dict(fits, strict=False)
         taken |= fits.keys()
     return sorted(own.keys() - taken)
@@ -315,7 +315,7 @@ def main() -> None:
     parser.add_argument("--hidden-size", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--pool", type=int, default=256)
-    parser.add_argument("--start", default="", help="folders of trained models of the same world, with commas")
+    parser.add_argument("--start", default="", help="folders of trained models to begin with, with commas")
     parser.add_argument("--packed-size", type=int, default=512, help="numbers of a packed token, 0 for no unpacking")
     parser.add_argument("--memory-limit", type=int, help="old frames or blocks that are read, 0 for all")
     parser.add_argument("--watch-minutes", type=float, default=5.0)

@@ -57,7 +57,7 @@ def main() -> None:
     captions = json.loads(args.prompts.read_text())["prompts"][: args.count]
     pipe, reader = load_moving_emoji(), load_clip_reader()
     pipe.set_progress_bar_config(disable=True)
-    clips, rows, total = [], [], dict.fromkeys(ATTRIBUTES, 0.0)
+    clips, rows, total, kind = [], [], dict.fromkeys(ATTRIBUTES, 0.0), 0.0
     for i, text in enumerate(captions):
         made = pipe(
             text,
@@ -71,11 +71,13 @@ def main() -> None:
         score = reader.score(clips[-1], text)
         for name in ATTRIBUTES:
             total[name] += float((score[name] > 0.5).float().mean()) / len(captions)
+        kind += float((reader.kind_of_motion(clips[-1], text) > 0.5).float().mean()) / len(captions)
         rows.append(f"{text}   ({', '.join(f'{name} {float(score[name].mean()):.2f}' for name in ATTRIBUTES)})")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     labelled(clips, rows).save(args.out, optimize=True)
     if args.gif:
         moving(clips, args.gif)
+    total["kind of motion"] = kind
     print(json.dumps({"clips": len(clips), "frames_read_right": {k: round(v, 3) for k, v in total.items()}}))
 
 

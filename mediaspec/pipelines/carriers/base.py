@@ -70,6 +70,8 @@ class Carrier(ABC):
     """Height and width in pixels where a call names none."""
     owns_memory: bool = False
     """Whether only its own memory fits, whatever the schedule's references are."""
+    reads_picture: bool = False
+    """Whether `condition` takes a picture beside the frames."""
     cost_mode: str = "recompute"
     """How history enters the network, for cost estimates; see `memory.budget.call_cost`."""
 
@@ -123,8 +125,20 @@ class Carrier(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the network."""
-        return next(self.model.parameters()).dtype
+        """In which the network computes; some of its parameters may be kept in float32 beside it."""
+        found: torch.dtype = self.model.dtype
+        return found
+
+    @property
+    def default_guidance(self) -> float:
+        """Guidance scale where a call names none: what the pipeline's own call takes, 1 for a bare network."""
+        call = getattr(type(self.pipe), "__call__", None)
+        told = None if call is None else inspect.signature(call).parameters.get("guidance_scale")
+        return float(told.default) if told is not None and isinstance(told.default, (int, float)) else 1.0
+
+    def calls_of(self, guidance_scale: float) -> int:
+        """How often one prediction asks the network."""
+        return 2 if guidance_scale > 1 else 1
 
     # ---- texts, actions
 
@@ -167,10 +181,10 @@ class Carrier(ABC):
         negative = None
         if guidance_scale > 1:
             if negative_prompt is None and negative_prompt_embeds is None:
-                if prompt_embeds is not None and self.pipe is None:
+                if prompt_embeds is not None and getattr(self.pipe, "text_encoder", None) is None:
                     raise ValueError(
-                        "guidance_scale above 1 with prompt_embeds and a bare network needs negative_prompt_embeds "
-                        "too; or write guidance_scale=1"
+                        f"guidance_scale={guidance_scale:g} with prompt_embeds and no text encoder needs "
+                        "negative_prompt_embeds too; or write guidance_scale=1"
                     )
                 negative_prompt = ""
             negative = self._texts(negative_prompt, negative_prompt_embeds, "negative_prompt", batch, device, dtype)
@@ -305,6 +319,24 @@ class Carrier(ABC):
                 "127.5 - 1)"
             )
         self.latent_shape(*video.shape[3:])
+
+    def check_pictures(self, video: Tensor) -> None:
+        """Raises ValueError unless the codec can take video [B, 3, T, H, W] whole, T = ratio k + 1."""
+        self.check_video(video)
+        ratio, count = self.temporal_ratio, video.shape[2]
+        if (count - 1) % ratio:
+            low = (count - 1) // ratio * ratio + 1
+            raise ValueError(
+                f"{count} pictures; the codec of {self.name} takes {ratio}k + 1 of them, write {low} or {low + ratio}"
+            )
+
+    def check_latents(self, latents: Tensor) -> None:
+        """Raises ValueError unless latents are [B, C, t, h, w] of this network."""
+        if latents.dim() != 5 or latents.shape[1] != self.latent_channels or not latents.shape[2]:
+            raise ValueError(
+                f"latents have shape {tuple(latents.shape)}; give [B, {self.latent_channels}, t, h, w] with at least "
+                "one frame"
+            )
 
     # ---- how it is rolled out
 

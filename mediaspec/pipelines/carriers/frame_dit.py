@@ -182,6 +182,11 @@ class FrameDiTCarrier(Carrier):
 
     # ---- actions and poses instead of texts
 
+    @property
+    def default_guidance(self) -> float:
+        """There is none."""
+        return 1.0
+
     def condition(
         self, prompt: Any = None, negative_prompt: Any = None, guidance_scale: float = 1.0, **more: Any
     ) -> None:

@@ -68,6 +68,7 @@ class FramePackCarrier(PackedCarrier):
     model_classes: ClassVar[tuple[str, ...]] = ("HunyuanVideoFramepackTransformer3DModel",)
     pipeline_classes: ClassVar[tuple[str, ...]] = ("HunyuanVideoFramepackPipeline",)
     preset: ClassVar[str] = "framepack"
+    reads_picture = True
 
     def __init__(
         self,
@@ -100,6 +101,15 @@ class FramePackCarrier(PackedCarrier):
         self.spatial_ratio = int(getattr(self.pipe, "vae_scale_factor_spatial", 8))
 
     # ---- texts and the picture
+
+    @property
+    def default_guidance(self) -> float:
+        """6, which the network is told, also a bare one."""
+        return 6.0 if self.pipe is None else super().default_guidance
+
+    def calls_of(self, guidance_scale: float) -> int:
+        """One: the network is distilled for its guidance (true_cfg_scale above 1 makes it two)."""
+        return 1
 
     def condition(
         self,

@@ -5,8 +5,9 @@
 Windows are chunks of 9 latent frames at one level; the network returns the velocity. Positions count slots, never the
 frames of the video, so that it may go on without end.
 
-Empty slots: empty="skip" leaves them out (the class takes groups of any length, and none). empty="zeros" is what
-`HeliosPipeline` does at the beginning of a video, where it feeds zeros for frames that do not exist.
+Empty slots: empty="zeros" is what `HeliosPipeline` does at the beginning of a video, where it feeds zeros for frames
+that do not exist, and what the released weights were trained on. empty="skip" leaves them out (the class takes groups
+of any length, and none).
 
 Its pipeline also adds some noise (0.111 to 0.135) to latents that come from a user's picture or video; give noised
 latents as history to do the same.
@@ -16,7 +17,8 @@ B videos, C channels, n frames of the window.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -42,7 +44,7 @@ class HeliosCarrier(PackedWanCarrier):
         history_sizes: slots at 4x, 2x and full resolution; the first two may be 0. The weights know [16, 2, 1].
         num_latent_frames_per_chunk: latent frames of a window. The weights know 9.
         keep_first_frame: the oldest frame shown has a slot of its own; False gives that slot to the newest group.
-        empty: "skip" or "zeros", see the head of this file.
+        empty: "zeros" or "skip", see the head of this file.
         settings: of `PackedWanCarrier`.
 
     Raises:
@@ -70,7 +72,7 @@ class HeliosCarrier(PackedWanCarrier):
         history_sizes: Sequence[int] = (16, 2, 1),
         num_latent_frames_per_chunk: int = 9,
         keep_first_frame: bool = True,
-        empty: Literal["skip", "zeros"] = "skip",
+        empty: Literal["zeros", "skip"] = "zeros",
         **settings: Any,
     ) -> None:
         super().__init__(pipe_or_model, **settings)
@@ -152,7 +154,26 @@ class HeliosCarrier(PackedWanCarrier):
                 )[0]  # fmt: skip
             return out
 
-        return told.guided(predict).to(x.dtype)
+        with self._key_scales():
+            return told.guided(predict).to(x.dtype)
+
+    @contextmanager
+    def _key_scales(self) -> Iterator[None]:
+        """The learned scales of history keys in the network's dtype for the time of a call.
+
+        The class keeps them in float32 and multiplies keys with them, whose dtype attention then refuses in float16
+        and bfloat16.
+        """
+        scales = [one for name, one in self.model.named_parameters() if name.endswith("history_key_scale")]
+        before = [one.data for one in scales if one.device.type != "meta"]
+        changed = [one for one in scales if one.device.type != "meta"]
+        for one in changed:
+            one.data = one.data.to(self.dtype)
+        try:
+            yield
+        finally:
+            for one, data in zip(changed, before):
+                one.data = data
 
     def slots(
         self, x: Tensor, frame_ids: Tensor, read: MemoryRead

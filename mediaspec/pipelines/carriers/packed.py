@@ -119,26 +119,6 @@ class PackedCarrier(Carrier):
             )
         return (levels[:1] * self.num_train_timesteps).to(device, torch.float32).expand(batch)
 
-    # ---- pictures
-
-    def check_pictures(self, video: Tensor) -> None:
-        """Raises ValueError unless the codec can take video [B, 3, T, H, W] whole, T = ratio k + 1."""
-        self.check_video(video)
-        ratio, count = self.temporal_ratio, video.shape[2]
-        if (count - 1) % ratio:
-            low = (count - 1) // ratio * ratio + 1
-            raise ValueError(
-                f"{count} pictures; the codec of {self.name} takes {ratio}k + 1 of them, write {low} or {low + ratio}"
-            )
-
-    def check_latents(self, latents: Tensor) -> None:
-        """Raises ValueError unless latents are [B, C, t, h, w] of this network."""
-        if latents.dim() != 5 or latents.shape[1] != self.latent_channels or not latents.shape[2]:
-            raise ValueError(
-                f"latents have shape {tuple(latents.shape)}; give [B, {self.latent_channels}, t, h, w] with at least "
-                "one frame"
-            )
-
     # ---- levels
 
     def shift(self, frames: int, height: int | None, width: int | None) -> float:
@@ -204,7 +184,9 @@ class PackedWanCarrier(PackedCarrier):
         if getattr(self.pipe, "text_encoder", None) is None:
             raise ValueError(f"the carrier {self.name!r} has no text encoder; give prompt_embeds, or the pipeline")
         if self.needs_ftfy and importlib.util.find_spec("ftfy") is None:
-            raise ImportError(f"texts for {self.name} are cleaned with ftfy; pip install ftfy, or give prompt_embeds")
+            raise ImportError(
+                f"texts for {self.name} are cleaned with ftfy: pip install 'mediaspec[video]', or give prompt_embeds"
+            )
         embeds: Tensor = self.pipe.encode_prompt(
             texts, do_classifier_free_guidance=False, max_sequence_length=self.max_sequence_length, device=device
         )[0]

@@ -253,26 +253,6 @@ class WindowCarrier(Carrier):
         shapes = [group.frames.shape for group in read.groups]
         return sum(token_count(shape[2], shape[3], shape[4], self.patch) for shape in shapes)
 
-    # ---- pictures
-
-    def check_pictures(self, video: Tensor) -> None:
-        """Raises ValueError unless the codec can take video [B, 3, T, H, W] whole, T = ratio k + 1."""
-        self.check_video(video)
-        ratio, count = self.temporal_ratio, video.shape[2]
-        if (count - 1) % ratio:
-            low = (count - 1) // ratio * ratio + 1
-            raise ValueError(
-                f"{count} pictures; the codec of {self.name} takes {ratio}k + 1 of them, write {low} or {low + ratio}"
-            )
-
-    def check_latents(self, latents: Tensor) -> None:
-        """Raises ValueError unless latents are [B, C, t, h, w] of this network."""
-        if latents.dim() != 5 or latents.shape[1] != self.latent_channels or not latents.shape[2]:
-            raise ValueError(
-                f"latents have shape {tuple(latents.shape)}; give [B, {self.latent_channels}, t, h, w] with at least "
-                "one frame"
-            )
-
     # ---- levels
 
     def shift(self) -> float:
