@@ -67,7 +67,7 @@ def parse_actions(text: str, count: int, world: str) -> list[int]:
     """Action ids of `count` frames; what is given is repeated until it suffices.
 
     Args:
-        text: "right*20,left*20", numbers likewise, or a JSON file with a list of ids.
+        text: "right*20,left*20", numbers likewise, or a JSON file with a list of them.
 
     Raises:
         ValueError: an unknown action, or none at all.
@@ -76,18 +76,17 @@ def parse_actions(text: str, count: int, world: str) -> list[int]:
         >>> parse_actions("right*2,hold", 5, "panoroom")
         [2, 2, 1, 2, 2]
     """
-    if text.endswith(".json"):
-        ids = [int(one) for one in read_json("--actions", Path(text))]
-    else:
-        ids = []
-        for part in text.split(","):
-            name, _, times = part.strip().partition("*")
-            names = NAMES[world]
-            if not name.isdecimal() and name not in names:
-                raise ValueError(f"--actions has {name!r}; the actions of {world} are {', '.join(names)}")
-            if times and not times.strip().isdecimal():
-                raise ValueError(f"--actions has {part.strip()!r}; write name*times, as right*20")
-            ids += [int(name) if name.isdecimal() else names[name]] * (int(times) if times else 1)
+    names, ids = NAMES[world], []
+    parts = read_json("--actions", Path(text)) if text.endswith(".json") else text.split(",")
+    for part in parts:
+        name, _, times = (one.strip() for one in str(part).partition("*"))
+        if name not in names and name not in {str(one) for one in names.values()}:
+            raise ValueError(
+                f"--actions has {name!r}; the actions of {world} are {', '.join(names)} (0 to {len(names) - 1})"
+            )
+        if times and not times.isdecimal():
+            raise ValueError(f"--actions has {str(part).strip()!r}; write name*times, as right*20")
+        ids += [names[name] if name in names else int(name)] * (int(times) if times else 1)
     if not ids:
         raise ValueError(f"--actions {text!r} holds no action; write for instance {WALKS['panoroom']}")
     return [ids[i % len(ids)] for i in range(count)]

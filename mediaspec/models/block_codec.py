@@ -70,12 +70,16 @@ class BlockCodec(nn.Module):
         widths = [width] + [packed] * (length.bit_length() - 1)
         self.stages = nn.ModuleList(_Stage(a, b, length * motions) for a, b in zip(widths, widths[1:]))
 
+    def _each(self) -> list[_Stage]:
+        return [stage for stage in self.stages if isinstance(stage, _Stage)]
+
     def zero_outputs(self) -> None:
         """Linear maps alone."""
-        for net in (net for stage in self.stages for net in (stage.pack_net, stage.unpack_net)):
-            assert isinstance(net, nn.Sequential)
-            init.zeros_(net[2].weight)
-            init.zeros_(net[2].bias)
+        for net in (net for stage in self._each() for net in (stage.pack_net, stage.unpack_net)):
+            last = net[2]
+            assert isinstance(last, nn.Linear)
+            init.zeros_(last.weight)
+            init.zeros_(last.bias)
 
     def pack(self, frames: Tensor, motion: Tensor) -> Tensor:
         """Packed tokens [B, N, (s / k)^2, P].
@@ -83,7 +87,7 @@ class BlockCodec(nn.Module):
         Args:
             frames: [B, N, k, s, s, M]; motion: [B, N, k * R].
         """
-        for stage in self.stages:
+        for stage in self._each():
             frames = stage.pack(frames, motion)
         return frames.flatten(2, 4)
 
@@ -91,7 +95,7 @@ class BlockCodec(nn.Module):
         """Frames [B, N, k, s * s, M] of packed tokens [B, N, (s / k)^2, P]."""
         side = math.isqrt(packed.shape[2])
         x = packed.reshape(*packed.shape[:2], 1, side, side, -1)
-        for stage in reversed(self.stages):
+        for stage in reversed(self._each()):
             x = stage.unpack(x, motion)
         return x.flatten(3, 4)
 
@@ -102,7 +106,7 @@ class BlockCodec(nn.Module):
         Raises:
             ValueError: fewer tokens than components.
         """
-        for stage in self.stages:
+        for stage in self._each():
             b, n, t, s, _, m = frames.shape
             parts = frames.reshape(b, n, t // 2, 2, s // 2, 2, s // 2, 2, m).permute(0, 1, 2, 4, 6, 3, 5, 7, 8)
             rows = parts.reshape(-1, 8 * m)

@@ -178,10 +178,11 @@ class FrameDiT(PreTrainedModel):
 
     def _level_features(self, levels: Tensor) -> Tensor:
         angle = math.pi * levels[..., None] * 2.0 ** torch.arange(LEVEL_WAVES, device=levels.device) / 2
-        return torch.cat([angle.sin(), angle.cos()], dim=-1)
+        return torch.cat([angle.sin(), angle.cos()], dim=-1).to(self.embed.weight.dtype)
 
     def _places(self, poses: Tensor, side: int) -> Tensor:
-        return position_features(self.config.position, poses, side, side, self.config.field_of_view)
+        places = position_features(self.config.position, poses, side, side, self.config.field_of_view)
+        return places.to(self.embed.weight.dtype)
 
     def encode_frames(self, past: History) -> Tensor:
         """Memory tokens [B, F * n, M] of whole frames."""
@@ -226,7 +227,8 @@ class FrameDiT(PreTrainedModel):
     def block_motion(self, poses: Tensor) -> Tensor:
         """[B, N, length * R] of poses [B, N, length, P] against the centre of their block."""
         centre = centre_pose(self.config.position, poses)
-        return motion_features(self.config.position, poses, centre[:, :, None]).flatten(2)
+        motion = motion_features(self.config.position, poses, centre[:, :, None]).flatten(2)
+        return motion.to(self.embed.weight.dtype)
 
     def _embed_past(self, past: History) -> Tensor:
         extra = self.past_level(self._level_features(past.levels))
@@ -314,14 +316,14 @@ class FrameDiT(PreTrainedModel):
 
         Args:
             x: [B, w, C, G, G] noisy latents.
-            levels: [B, w] float32, 0 clean to 1 noise, free for every frame.
+            levels: [B, w] float32 whatever the weights are, 0 clean to 1 noise, free for every frame.
             poses: [B, w, P]; actions: [B, w] int64, those that led to the frames.
             memory: from `read`; None is no past.
         """
         memory = memory or Memory()
         b, w = levels.shape
         side = self.config.grid // self.config.patch
-        u = levels[:, :, None, None, None]
+        u = levels[:, :, None, None, None].to(x.dtype)
         deviation = self.latent_deviation[..., None]
         scale = ((1 - u) ** 2 * deviation**2 + u**2).sqrt()
         place = torch.arange(w, device=x.device, dtype=x.dtype)
@@ -331,7 +333,7 @@ class FrameDiT(PreTrainedModel):
         if memory.channel is not None and self.channel is not None:
             content, old_poses = memory.channel
             motion = motion_features(self.config.position, old_poses[:, None], poses[:, :, None])
-            h = h + self.channel(content, motion)
+            h = h + self.channel(content, motion.to(h.dtype))
         h = h.flatten(1, 2)
         for i, block in enumerate(self.blocks):
             own = memory.recent.layer(i) if memory.recent is not None else None
@@ -343,5 +345,6 @@ class FrameDiT(PreTrainedModel):
 
 def _halved(past: History) -> History:
     """Latents, levels and actions of pairs of frames, pooled by 2 in time, height and width; of actions the later."""
-    pooled = F.avg_pool3d(past.latents.transpose(1, 2), 2).transpose(1, 2)
+    wide = torch.promote_types(past.latents.dtype, torch.float32)  # the CPU has no pooling of half-precision numbers
+    pooled = F.avg_pool3d(past.latents.to(wide).transpose(1, 2), 2).transpose(1, 2).to(past.latents.dtype)
     return History(pooled, past.poses[:, 1::2], past.actions[:, 1::2], past.levels.unflatten(1, (-1, 2)).mean(2))

@@ -23,8 +23,8 @@ from .carriers.base import Carrier
 from .keywords import nearest
 
 __all__ = [
-    "describe_memory", "describe_schedule", "digest", "fingerprint", "frame_table", "make_guard", "pick_memory",
-    "pick_sampler", "pick_schedule", "texts_of",
+    "check_count", "describe_carrier", "describe_memory", "describe_schedule", "digest", "fingerprint", "frame_table",
+    "make_guard", "pick_memory", "pick_sampler", "pick_schedule", "texts_of",
 ]  # fmt: skip
 
 AUTO = "auto"
@@ -137,6 +137,12 @@ def make_guard(trained_length: Any) -> TrainedLength | None:
     return TrainedLength(int(trained_length))
 
 
+def check_count(name: str, value: Any) -> None:
+    """Raises ValueError unless it is a whole number above 0."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name}={value!r}; write a whole number from 1 on")
+
+
 def texts_of(prompt: Any, embeds: Tensor | None, count: int, chained: int | None) -> list[str | None]:
     """One text per video, None where there is none.
 
@@ -211,6 +217,14 @@ def describe_schedule(schedule: WindowSchedule) -> dict[str, Any]:
     return _plain(told)  # type: ignore[no-any-return]
 
 
+def describe_carrier(carrier: Carrier) -> dict[str, Any]:
+    """Settings of a carrier: its public numbers and texts."""
+    told = {key: value for key, value in vars(carrier).items() if not key.startswith("_")}
+    told |= {"guard": vars(told["guard"])} if "guard" in told else {}
+    own = ("actions", "poses", "pipe")
+    return {key: _plain(value) for key, value in told.items() if key not in own and _is_plain(value)}
+
+
 def describe_memory(memory: FrameMemory | None) -> dict[str, Any] | None:
     """Name and settings of a memory."""
     if memory is None:
@@ -236,8 +250,8 @@ def _weights(value: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(_is_plain(one) for one in value)
+    if isinstance(value, (list, tuple, dict)):
+        return all(_is_plain(one) for one in (value.values() if isinstance(value, dict) else value))
     return value is None or isinstance(value, (bool, int, float, str))
 
 

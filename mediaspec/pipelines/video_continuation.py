@@ -28,6 +28,8 @@ from .carriers import carrier_class, carrier_for
 from .carriers.base import Carrier
 from .continuation_inputs import (
     AUTO,
+    check_count,
+    describe_carrier,
     describe_memory,
     describe_schedule,
     digest,
@@ -181,7 +183,7 @@ class VideoContinuationPipeline:
         Raises:
             ValueError: as a call.
         """
-        _check_count("num_frames", num_frames)
+        check_count("num_frames", num_frames)
         plan = make_plan(self.carrier, schedule, memory, num_inference_steps, height, width)
         asked = self.carrier.default_guidance if guidance_scale is None else guidance_scale
         return expected_cost(self.carrier, plan, num_frames, given_frames, asked)
@@ -253,8 +255,8 @@ class VideoContinuationPipeline:
             trained_length: latent frames that the network was trained to see at once, or a dict of `TrainedLength`
                 saying what happens beyond: an error, or a shorter memory.
             history: of an earlier call with the same settings; the frames made then and now are those of one long
-                run: latents bit for bit, pictures too where the codec's caches go along (Wan's), elsewhere up to what a
-                codec sees beyond two latent frames. return_history: also return that of this call.
+                run: latents bit for bit, pictures too where the codec's caches go along (Wan's), elsewhere up to what
+                a codec sees beyond two latent frames. return_history: also return that of this call.
             output_type: "pil", "np", "pt" or "latent".
             output_path: write frames there as they are finished and return paths: a file in .mp4 or .gif, or a path
                 without ending for a folder of PNG files; see `VideoWriter`.
@@ -285,7 +287,7 @@ class VideoContinuationPipeline:
             ("num_videos_per_prompt", num_videos_per_prompt), ("num_inference_steps", num_inference_steps),
         ):  # fmt: skip
             if value is not None or name not in ("height", "width", "num_inference_steps"):
-                _check_count(name, value)
+                check_count(name, value)
         if output_path is not None and output_type == "latent":
             raise ValueError("output_type='latent' returns latents and writes no pictures; leave output_path out")
         if sum(one is not None for one in (video, image, history)) > 1:
@@ -306,6 +308,11 @@ class VideoContinuationPipeline:
             height, width = height or past[0].latent_shape[1] * ratio, width or past[0].latent_shape[2] * ratio
         plan = make_plan(self.carrier, schedule, memory, num_inference_steps, height, width)
         steps, guard, carrier = pick_sampler(self.carrier, sampler), make_guard(trained_length), self.carrier
+        if pixels is not None and plan.memory is None:
+            raise ValueError(
+                f"nothing shows the given pictures to the network: schedule {plan.schedule.name!r} comes without a "
+                "memory; write for instance memory=dict(name='window', last=4)"
+            )
         if plan.schedule.references.reverse and (past or return_history):
             raise ValueError("a video made from its end cannot be part of a chain; leave history out")
 
@@ -317,7 +324,8 @@ class VideoContinuationPipeline:
         given = None if pixels is None else carrier.encode(pixels.to(carrier.device)).float()
         seconds = {"total": begun, "encode": time.perf_counter() - begun, "denoise": 0.0, "decode": 0.0, "write": 0.0}
         shared = {
-            "carrier": carrier.name, "model": fingerprint(carrier), "latent_shape": list(plan.shape),
+            "carrier": carrier.name, "carrier_settings": describe_carrier(carrier), "model": fingerprint(carrier),
+            "latent_shape": list(plan.shape),
             "schedule": describe_schedule(plan.schedule), "memory": describe_memory(plan.memory),
             "sampler": {"class": type(steps).__name__, "kind": steps.kind, "eta": steps.eta},
             "trained_length": None if guard is None else vars(guard).copy(),
@@ -484,11 +492,6 @@ def _row(embeds: Tensor | None, i: int) -> Tensor | None:
 
 def _told(value: Any) -> str | None:
     return digest(value) if isinstance(value, Tensor) else repr(value)
-
-
-def _check_count(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}={value!r}; write a whole number from 1 on")
 
 
 def _digest_history(past: Sequence[VideoHistory], i: int) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import PIL.Image
+import PIL.ImageSequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -108,18 +109,15 @@ def read_video_file(path: str | os.PathLike[str]) -> list[PIL.Image.Image]:
         raise ValueError(f"there is no video {path}")
     if path.suffix.lower() in PICTURES:
         return [_open(path)]
-    if path.suffix.lower() == ".gif":
-        with PIL.Image.open(path) as film:
-            pictures = []
-            for i in range(getattr(film, "n_frames", 1)):
-                film.seek(i)
-                pictures.append(film.convert("RGB"))
-            return pictures
     try:
+        if path.suffix.lower() == ".gif":
+            with PIL.Image.open(path) as film:
+                return [frame.convert("RGB") for frame in PIL.ImageSequence.Iterator(film)]
         import imageio.v2 as imageio
 
         reader: Any = imageio.get_reader(path)
-        return [PIL.Image.fromarray(np.asarray(one)) for one in reader]
+        with reader:
+            return [PIL.Image.fromarray(np.asarray(one)) for one in reader]
     except ImportError as error:
         raise ValueError(f"{path.name} needs ffmpeg ({error}); pip install 'mediaspec[video]'") from error
     except Exception as error:

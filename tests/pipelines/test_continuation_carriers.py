@@ -25,9 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "skyreels": {"trained_frames": 5},
     "ltx": {"trained_frames": 5},
     "framepack": {"latent_window_size": 2, "history_sizes": (4, 2, 1)},
-    "inverted": {
-        "latent_window_size": 2, "history_sizes": (4, 2, 1), "sampling_type": "inverted_anti_drifting",
-    },
+    "inverted": {"latent_window_size": 2, "history_sizes": (4, 2, 1), "sampling_type": "inverted_anti_drifting"},
     "helios": {"num_latent_frames_per_chunk": 2, "history_sizes": (4, 2, 1)},
     "far": {"chunk": 2, "old": 4},
 }  # fmt: skip
@@ -99,8 +97,21 @@ def test_frames_come_in_the_order_of_time(family: str) -> None:
     pixels = pipe(family)(**told).frames[0]
     wanted = (carrier.decode(whole)[0].clamp(-1, 1) / 2 + 0.5).transpose(0, 1)[1 : 1 + PICTURES]
     assert pixels.shape == wanted.shape
-    if family not in ("ltx", "framepack"):  # their codecs look ahead, and hear of the next chunk too late
+    if family not in ("ltx", "framepack", "inverted"):  # their codecs look ahead, and hear of the next chunk too late
         torch.testing.assert_close(pixels, wanted, rtol=1e-3, atol=2e-3)
+
+
+def test_a_video_from_its_end_is_decoded_a_window_at_a_time() -> None:
+    latents, carrier = 0.1 * randn(4, 6, 4, 4, seed=1), pipe("inverted").carrier
+    lengths: list[int] = []
+    handle = carrier.vae.post_quant_conv.register_forward_pre_hook(lambda _, args: lengths.append(args[0].shape[2]))
+    with torch.no_grad():
+        first, *others = [one.clone() for one in carrier.decoder()(latents)]
+        by_hand = carrier.decoder()
+        apart = [one for part in latents.split(2, 1) for one in by_hand(part)]
+    handle.remove()
+    assert [len(first), *map(len, others)] == [5, 8, 8] and lengths[:3] == [2, 4, 4]
+    assert torch.equal(torch.cat([first, *others]), torch.cat(apart))
 
 
 @pytest.mark.parametrize("family", [one for one in FAMILIES if one != "inverted"])
@@ -142,13 +153,17 @@ def test_weights_in_bfloat16(family: str, tmp_path: Any) -> None:
     half.set_progress_bar_config(disable=True)
     made = half(**told, **size).frames
     assert made.dtype == torch.float32 and bool(torch.isfinite(made).all())
-    assert any(one.dtype == torch.float32 for one in model.parameters()) == (family not in ("ltx", "framepack", "inverted"))
+    mixed = any(one.dtype == torch.float32 for one in model.parameters())
+    assert mixed == (family not in ("ltx", "framepack", "inverted"))
 
 
 @pytest.mark.parametrize(
     ("family", "scale", "asked"),
-    [("wan", 5.0, 2), ("skyreels", 6.0, 2), ("ltx", 3.0, 2), ("framepack", 6.0, 1), ("helios", 5.0, 2), ("far", 1.0, 1)],
-)
+    [
+        ("wan", 5.0, 2), ("skyreels", 6.0, 2), ("ltx", 3.0, 2), ("framepack", 6.0, 1), ("helios", 5.0, 2),
+        ("far", 1.0, 1),
+    ],
+)  # fmt: skip
 def test_guidance_is_that_of_the_pipeline_where_none_is_named(family: str, scale: float, asked: int) -> None:
     ours = pipe(family)
     told = call(family, num_frames=4, output_type="latent")
@@ -189,3 +204,25 @@ def test_all_that_makes_a_memory_is_compared_when_a_run_goes_on() -> None:
     one = describe_memory(memory)
     torch.nn.init.ones_(memory.packers[0].weight)
     assert one["packers"][1] is None and describe_memory(memory)["packers"] != one["packers"]
+
+
+@pytest.mark.parametrize("schedule", ["fifo", "rolling_diffusion"])
+def test_pictures_that_nothing_would_show_are_refused(schedule: str) -> None:
+    with pytest.raises(ValueError, match="comes without a memory; write for instance memory="):
+        pipe("wan")(**call("wan", schedule=schedule))
+
+
+def test_a_carrier_with_other_settings_does_not_go_on(tmp_path: Any) -> None:
+    def stop(pipe: Any, step: int, levels: Tensor, values: dict[str, Tensor]) -> None:
+        pipe._interrupt = step == 3
+
+    told = call("wan", output_path=tmp_path / "film")
+    pipe("wan")(**told, callback_on_step_end=stop)
+    other = VideoContinuationPipeline(base("wan"), history_guidance_scale=1.5)
+    with pytest.raises(ValueError, match="history_guidance_scale"):
+        other(**told)
+    told = call("wan", num_frames=7, return_history=True, output_type="latent")
+    history = pipe("wan")(**told).history
+    del told["image"], told["seeds"]
+    with pytest.raises(ValueError, match="carrier_settings="):
+        other(**told, history=history)

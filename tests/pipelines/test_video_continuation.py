@@ -15,6 +15,7 @@ import PIL.Image
 import pytest
 import torch
 
+from mediaspec.cli.walk import parse_actions
 from mediaspec.eval.memory_rollout import make_chunk
 from mediaspec.memory.arvdm import generate
 from mediaspec.memory.frame_noise import FRESH
@@ -231,6 +232,19 @@ def test_the_output_has_every_type_and_the_account(pipe: VideoContinuationPipeli
     assert guess["memory_bytes"] == stats["memory"][0]["nbytes"] and guess["flops_per_frame"] > 0
 
 
+@pytest.mark.parametrize(
+    ("memory", "changes"), [("pack_k2", {}), ("pack_k2", {"packed_size": 16}), ("channel", {}), ("cross", {})]
+)
+def test_a_world_in_bfloat16(memory: str, changes: dict[str, Any]) -> None:
+    """Poses, levels and the video stay in float32; the network's features of them are rounded."""
+    told = {**walk(N), "num_frames": N, "seeds": 0, "num_inference_steps": 2, "output_type": "latent"}
+    whole = world_pipe(memory, **changes)
+    exact = whole(**told).frames
+    half = whole.to(torch.bfloat16)(**told).frames
+    assert half.dtype == torch.float32 and half.shape == exact.shape
+    assert 0 < (half - exact).norm() < 0.1 * exact.norm()
+
+
 def test_save_and_load(pipe: VideoContinuationPipeline, tmp_path: Path) -> None:
     pipe.save_pretrained(tmp_path / "world")
     again = VideoContinuationPipeline.from_pretrained(tmp_path / "world", torch_dtype=torch.float32)
@@ -286,6 +300,33 @@ def test_save_and_load(pipe: VideoContinuationPipeline, tmp_path: Path) -> None:
 def test_refusals(pipe: VideoContinuationPipeline, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pipe(**{**walk(N), "num_frames": N, **CALL, **changes})
+
+
+def test_videos_are_read_from_files(tmp_path: Path) -> None:
+    colours = [PIL.Image.new("RGB", (16, 8), (60 * i, 0, 255 - 60 * i)) for i in range(4)]
+    colours[0].save(tmp_path / "a.gif", save_all=True, append_images=colours[1:])
+    (tmp_path / "folder").mkdir()
+    for i, one in enumerate(colours):
+        one.save(tmp_path / "folder" / f"{i}.png")
+    wanted = to_video(colours)
+    assert wanted.shape == (1, 3, 4, 8, 16) and torch.equal(to_video(tmp_path / "folder"), wanted)
+    assert (to_video(str(tmp_path / "a.gif")) - wanted).abs().max() < 0.1
+    for name in ("cut.gif", "cut.png", "cut.mp4"):
+        (tmp_path / name).write_bytes((tmp_path / "a.gif").read_bytes()[:5])
+        with pytest.raises(ValueError, match=f"{name} cannot be read|needs ffmpeg"):
+            to_video(tmp_path / name)
+
+
+def test_actions_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('["right*2", 1]')
+    assert parse_actions(str(tmp_path / "a.json"), 5, "panoroom") == [2, 2, 1, 2, 2]
+    assert parse_actions("0*2, forward", 4, "raymaze") == [0, 0, 2, 0]
+    for text, message in (("up", "left, hold, right"), ("3", "0 to 2"), ("left*x", "name\\*times"), ("", "has ''")):
+        with pytest.raises(ValueError, match=message):
+            parse_actions(text, 3, "panoroom")
+    (tmp_path / "a.json").write_text('["rihgt"]')
+    with pytest.raises(ValueError, match="'rihgt'"):
+        parse_actions(str(tmp_path / "a.json"), 3, "panoroom")
 
 
 def test_a_misspelt_keyword_names_the_nearest(pipe: VideoContinuationPipeline) -> None:

@@ -132,8 +132,9 @@ class Carrier(ABC):
     @property
     def default_guidance(self) -> float:
         """Guidance scale where a call names none: what the pipeline's own call takes, 1 for a bare network."""
-        call = getattr(type(self.pipe), "__call__", None)
-        told = None if call is None else inspect.signature(call).parameters.get("guidance_scale")
+        if not callable(self.pipe):
+            return 1.0
+        told = inspect.signature(type(self.pipe).__call__).parameters.get("guidance_scale")
         return float(told.default) if told is not None and isinstance(told.default, (int, float)) else 1.0
 
     def calls_of(self, guidance_scale: float) -> int:

@@ -359,7 +359,7 @@ class FrameDiTCarrier(Carrier):
         told = self.actions_of(ids) if actions is None else actions[..., 0].to(x.device, torch.int64)
         clean = self.model(
             x.transpose(1, 2).to(self.dtype),
-            levels.to(self.dtype).expand(x.shape[0], -1),
+            levels.float().expand(x.shape[0], -1),
             self.poses_of(ids),
             told,
             kept,

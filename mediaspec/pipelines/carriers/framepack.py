@@ -27,6 +27,7 @@ from ...memory.references import ReferenceRule
 from ...memory.registry import memory_for
 from ...memory.window_schedule import WindowSchedule
 from .conditioning import Conditioning
+from .overlap_decoder import OverlapDecoder
 from .packed import PackedCarrier, dynamic_shift
 from .packed_history import Slots, anchored, check_groups, check_sizes, lay_out, shown
 
@@ -237,6 +238,10 @@ class FramePackCarrier(PackedCarrier):
         pictures: Tensor = vae.decode(plain.to(self.device, vae.dtype), return_dict=False)[0]
         return pictures.float()
 
+    def decoder(self) -> Any:
+        """A window at a time, also of a video that was made from its end."""
+        return OverlapDecoder(self, piece=self.window)
+
     # ---- how it is rolled out
 
     def default_schedule(self) -> tuple[str, dict[str, Any]]:
@@ -324,7 +329,7 @@ class FramePackCarrier(PackedCarrier):
             if beside.past.shape[2] > 1:
                 raise ValueError(
                     f"the memory shows frames {beside.past_ids[0].tolist()} before the window; a video from its end "
-                    "has one frame before it, give the last one alone: history[:, :, -1:]"
+                    "has one frame before it, give the last one alone: image=, or history[:, :, -1:]"
                 )
             anchor, _ = anchored(beside.past, beside.past_ids, 0, zeros=True)
             before = int(beside.past_ids[0, 0]) if beside.past.shape[2] else -1

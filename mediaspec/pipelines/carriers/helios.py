@@ -9,8 +9,9 @@ Empty slots: empty="zeros" is what `HeliosPipeline` does at the beginning of a v
 that do not exist, and what the released weights were trained on. empty="skip" leaves them out (the class takes groups
 of any length, and none).
 
-Its pipeline also adds some noise (0.111 to 0.135) to latents that come from a user's picture or video; give noised
-latents as history to do the same.
+Its pipeline also adds some noise (0.111 to 0.135) to latents that come from a user's picture or video, and shows a
+picture a second time as the last latent of a still video of it. Here the picture's own latent has both slots, without
+noise; give `generate` other latents as history to do the same.
 
 B videos, C channels, n frames of the window.
 """

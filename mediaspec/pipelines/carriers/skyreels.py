@@ -75,7 +75,7 @@ class SkyReelsCarrier(WanCodec):
         if find_spec("ftfy") is None and getattr(self.pipe, "text_encoder", None) is not None:
             # diffusers guards the import and not the use, which would be a NameError
             raise ImportError(
-                "the SkyReels-V2 pipelines clean texts with ftfy: pip install 'mediaspec[video]', or give prompt_embeds"
+                "texts for SkyReels-V2 are cleaned with ftfy: pip install 'mediaspec[video]', or give prompt_embeds"
             )
         return super()._encode_text(texts, device, dtype)
 
