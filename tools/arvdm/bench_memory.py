@@ -70,7 +70,8 @@ class Step:
         self.cache.write(part(walk, 0, frames))
         self.state = self.cache.state_dict()
         self.kept_bytes = self.cache.nbytes
-        self.tokens = self.cache.read(self.next.poses).tokens
+        read = self.cache.read(self.next.poses)
+        self.tokens, self.attended = read.tokens, read.attended
 
     def seconds(self) -> float:
         """Per frame, of one AR step from the same history each time."""
@@ -127,7 +128,7 @@ def bench(
                 "ratio": statistics.median(ratios) if ratios else None,
                 "ratio_quartiles": np.quantile(ratios, [0.25, 0.75]).tolist() if ratios else None,
                 "memory_tokens": step.tokens,
-                "kv_bytes": kv_bytes(step.tokens, c.hidden_size, c.num_hidden_layers),
+                "kv_bytes": kv_bytes(step.attended, c.hidden_size, c.num_hidden_layers),
                 "kept_bytes": step.kept_bytes, "seconds": seconds,
             }
         )  # fmt: skip
