@@ -97,13 +97,28 @@ def plot_pareto(rows: Sequence[Row]) -> bytes:
         size = 30 + 270 * row["seconds_per_frame"] / slowest
         face = colour if row["memory"] in front else "none"
         axis.scatter(*place, s=size, facecolor=face, edgecolor=colour, alpha=0.8)
-        text = f"{row['memory']}, {row['memory_tokens']} tokens"
-        axis.annotate(text, place, textcoords="offset points", xytext=(8, 6), fontsize=8, color=GREY)
+    axis.margins(0.15)
+    _label_apart(axis, known)
     axis.set_xlabel("drift: real-history minus own-history PSNR, dB (left is better)")
     axis.set_ylabel("recall PSNR, dB")
-    axis.margins(0.15)
     _style(axis)
     return bytes(_png(plt, figure))
+
+
+def _label_apart(axis: Any, rows: Sequence[Row]) -> None:
+    """Writes names beside the dots; names that would lie on each other are moved up, lowest first."""
+    axis.figure.canvas.draw()
+    taken: list[tuple[float, float]] = []
+    for row in sorted(rows, key=lambda row: float(row["recall_psnr"])):
+        x, y = axis.transData.transform((row["drift_db"], row["recall_psnr"])) * 72 / axis.figure.dpi
+        up = 6.0
+        while any(abs(x - other) < 110 and abs(y + up - height) < 9 for other, height in taken):
+            up += 1
+        taken.append((x, y + up))
+        axis.annotate(
+            f"{row['memory']}, {row['memory_tokens']} tokens", (row["drift_db"], row["recall_psnr"]),
+            textcoords="offset points", xytext=(8, up), fontsize=8, color=GREY,
+        )  # fmt: skip
 
 
 def plot_by_step(rows: Sequence[Row]) -> bytes:
