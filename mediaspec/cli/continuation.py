@@ -9,12 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from .errors import plain_errors
+from .errors import plain_errors, set_threads
 from .text import torch_dtype, usable_device
 
 __all__ = ["continuation"]
 
 FORMATS = {"png": "", "mp4": ".mp4", "gif": ".gif"}
+ADVICE = {
+    "choose another output_path, or write overwrite=True": "write the same settings, or choose another --out",
+    "choose another output_path, or write resume=False to begin again": "or choose another --out",
+    "choose another output_path": "choose another --out",
+    "out.history[0].save(path)": "--save-history",
+}
+"""What errors of the pipeline advise, and what that is on the command line."""
 
 
 def continuation(
@@ -75,10 +82,7 @@ def continuation(
             raise ValueError(f"--format {format}; write one of {', '.join(FORMATS)}")
         if keep is not None and memory != "auto":
             raise ValueError("--keep belongs to the memory of frame worlds; leave --memory out, or write it in there")
-        if threads is not None:
-            import torch
-
-            torch.set_num_threads(threads)
+        set_threads(threads)
         pipe = load(model, dtype, usable_device(device), quiet=as_json)
         call: dict[str, Any] = {
             "num_frames": num_frames, "schedule": parse_choice("--schedule", schedule), "guidance_scale":
@@ -87,6 +91,12 @@ def continuation(
         }  # fmt: skip
         if pipe.carrier.name == "frame_dit":
             from .walk import steer
+
+            if memory == "none" and schedule is None:
+                raise ValueError(
+                    "--memory none: a frame world sees the past only through the memory it was trained with; leave "
+                    "--memory out, or bound it with --keep"
+                )
 
             call |= steer(pipe, model, video, image, history, actions, poses, room, context, num_frames)
         elif actions is not None or poses is not None:
@@ -105,11 +115,14 @@ def continuation(
             for name, value in report.items():
                 typer.echo(f"{name}: {value}")
         else:
-            report = run(
-                pipe, call, out, FORMATS[format], history, save_history, prompt=prompt or None, seed=seed,
-                num_videos=num_videos, negative_prompt=negative_prompt, trained_length=trained_length, fps=fps,
-                checkpoint_every=checkpoint_every,
-            )  # fmt: skip
+            try:
+                report = run(
+                    pipe, call, out, FORMATS[format], history, save_history, prompt=prompt or None, seed=seed,
+                    num_videos=num_videos, negative_prompt=negative_prompt, trained_length=trained_length, fps=fps,
+                    checkpoint_every=checkpoint_every,
+                )  # fmt: skip
+            except ValueError as error:
+                raise ValueError(on_command_line(str(error))) from error
         if as_json:
             typer.echo(json.dumps(report))
 
@@ -137,7 +150,10 @@ def run(
     """Makes the videos and reports; arguments as on the command line."""
     from ..pipelines.video_history import VideoHistory
 
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from error
     if history is not None:
         call["history"] = [VideoHistory.load(history, pipe.device)]
     else:
@@ -178,6 +194,18 @@ def run(
         f"each, {report['seconds']:.1f} s; memory {report['memory_tokens']} tokens, {report['memory_bytes']} bytes"
     )
     return report
+
+
+def on_command_line(text: str) -> str:
+    """An error of the pipeline with advice for the command.
+
+    Example:
+        >>> on_command_line("out/video is there already; choose another output_path, or write overwrite=True")
+        'out/video is there already; write the same settings, or choose another --out'
+    """
+    for call, option in ADVICE.items():
+        text = text.replace(call, option)
+    return text
 
 
 def peak_rss() -> int | None:

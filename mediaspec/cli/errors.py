@@ -8,11 +8,26 @@ from contextlib import contextmanager
 
 import typer
 
-__all__ = ["plain_errors"]
+__all__ = ["plain_errors", "set_threads"]
 
 
 def _show(message: Warning | str, *_: object, **__: object) -> None:
     typer.echo(f"warning: {message}", err=True)
+
+
+def set_threads(threads: int | None) -> None:
+    """CPU threads of torch from --threads; None leaves them.
+
+    Raises:
+        ValueError: fewer than one.
+    """
+    if threads is None:
+        return
+    if threads < 1:
+        raise ValueError(f"--threads {threads}; write 1 or more")
+    import torch
+
+    torch.set_num_threads(threads)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .errors import plain_errors
+from .errors import plain_errors, set_threads
 
 __all__ = ["memory"]
 
@@ -18,9 +18,7 @@ NAMED = ("memory", "recall_psnr", "recall_ssim", "needle_accuracy", "drift_db", 
 
 
 def memory(
-    world: Annotated[
-        str, typer.Option(help="panoroom, raymaze or vizdoom (pip install mediaspec[worlds]).")
-    ] = "panoroom",
+    world: Annotated[str, typer.Option(help="panoroom, raymaze or vizdoom (needs the extra `worlds`).")] = "panoroom",
     protocol: Annotated[
         str | None, typer.Option(help="palindrome or needle (panoroom), loop or turn_back (raymaze).")
     ] = None,
@@ -59,10 +57,7 @@ def memory(
         from ..eval.worlds import find_world
 
         name = protocol or next(iter(find_world(world).protocols))
-        if threads is not None:
-            import torch
-
-            torch.set_num_threads(threads)
+        set_threads(threads)
         try:
             rows = evaluate(
                 world, name, memories, rooms=rooms, steps=steps, seed=seed, weights=weights, frames=frames, nats=nats,

@@ -51,7 +51,7 @@ def steer(
     if context < 1:
         raise ValueError(f"--context {context}; write 1 or more, the model must see where it is")
     total = context + num_frames + more
-    ids = parse_actions(actions or WALKS[world], total, world)
+    ids = parse_actions(actions or WALKS.get(world, "hold"), total, world)
     return {"actions": ids, **walk_of(world, room, ids, context)}
 
 

@@ -135,6 +135,7 @@ def plot_by_step(rows: Sequence[Row]) -> bytes:
         axis.plot(steps, row["real_by_step"], color=colour, linestyle="--", linewidth=1)
     axis.set_xlabel("AR step")
     axis.set_ylabel("PSNR, dB; dashed: real history")
+    axis.xaxis.get_major_locator().set_params(integer=True)
     _style(axis)
     _legend(axis)
     return bytes(_png(plt, figure))

@@ -215,11 +215,12 @@ class MemoryRows:
                 lines.append(json.loads(line))
             except ValueError:  # cut short by a kill; that room is measured again
                 continue
-        if not lines:  # new, or killed before the first line was whole
+        begun = lines[0].get("settings") if lines else None
+        # new, killed before the first line was whole, or stopped by an error before anything was measured
+        if not lines or (len(lines) == 1 and begun is not None and begun != settings):
             path.write_text("", encoding="utf-8")
             self._write({"settings": settings})
             return
-        begun = lines[0].get("settings")
         if begun != settings:
             raise ValueError(f"{path} was begun with {begun}, now {settings}; give another --out or the same settings")
         self.rows = lines[1:]
@@ -277,6 +278,8 @@ def evaluate_memories(
     """
     if rooms < 1:
         raise ValueError(f"rooms={rooms} is not allowed; write 1 or more")
+    if protocol not in find_world(world).protocols:
+        make_episode(world, protocol, TEST_SEED)  # raises, before models are loaded
     trained = [one for name in memories for one in find_trained(world, name, root)]
     knobs: dict[str, Any] = {"history_noise": history_noise, "keep": keep}
     told = {"world": world, "protocol": protocol, "steps": steps, "seed": seed, "nats": nats, **(settings or {})}

@@ -56,7 +56,7 @@ class VideoHistory:
         """Raises ValueError when a call has other settings, naming them."""
         changed = [name for name in settings if self.settings.get(name) != settings[name]]
         if changed:
-            told = ", ".join(f"{name}={self.settings.get(name)!r} (now: {settings[name]!r})" for name in changed)
+            told = ", ".join(_difference(name, self.settings.get(name), settings[name]) for name in changed)
             raise ValueError(f"the history was made with {told}; go on with the same, or start a video of its frames")
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -84,3 +84,11 @@ class VideoHistory:
             return cls(**found)
         except Exception as error:
             raise ValueError(f"{path} is damaged or no history ({str(error).splitlines()[0]})") from error
+
+
+def _difference(name: str, then: Any, now: Any) -> str:
+    """Two values of a setting for an error; of dictionaries only the entries that differ."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+        return ", ".join(_difference(f"{name}.{key}", then.get(key), now.get(key)) for key in keys)
+    return f"{name}={then!r} (now: {now!r})"

@@ -91,6 +91,8 @@ def test_rows_and_going_on(weights: Path, tmp_path: Path) -> None:
     assert store.find(one, TEST_SEED) is not None and store.find(replace(one, digest="other"), TEST_SEED) is None
     path.write_text('{"settings": {"wor')  # killed while the first line was written
     assert MemoryRows(path, {"world": "a"}).rows == [] and MemoryRows(path, {"world": "a"}).rows == []
+    assert MemoryRows(path, {"world": "b"}).rows == [], "nothing was measured with the other settings"
+    assert json.loads(path.read_text().splitlines()[0])["settings"] == {"world": "b"}
 
 
 WALK = {"hold": 2, "turn": 10, "dwell": 2, "tail": 1}
@@ -319,3 +321,13 @@ def test_summary_of_rooms_without_recall() -> None:
     line = summarise([row])[0]
     assert line["attended_tokens"] == 1, "rows of older runs do not tell it"
     assert line["recall_psnr"] is None and line["loss_gap_nats"] is None and line["drift_db"] == 0.0
+
+
+def test_wrong_options_are_told_before_models_are_loaded(tmp_path: Path) -> None:
+    words = ["memory", "--weights", str(tmp_path / "none"), "--out", str(tmp_path / "out")]
+    protocol = CliRunner().invoke(app, [*words, "--protocol", "loop"])
+    assert protocol.exit_code == 2 and "panoroom has no protocol 'loop'" in protocol.output
+    threads = CliRunner().invoke(app, [*words, "--threads", "0"])
+    assert threads.exit_code == 2 and "--threads 0; write 1 or more" in threads.output
+    shown = CliRunner().invoke(app, ["memory", "--help"], terminal_width=200)
+    assert "extra `worlds`" in " ".join(shown.output.split())
