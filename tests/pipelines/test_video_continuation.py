@@ -167,7 +167,7 @@ def test_a_chain_of_runs_is_one_long_run(pipe: VideoContinuationPipeline, tmp_pa
     for name, value in whole.history[0].rollout.items():
         if name.startswith("memory"):
             assert torch.equal(value, third.history[0].rollout[name]), name
-    with pytest.raises(ValueError, match="schedule="):
+    with pytest.raises(ValueError, match="schedule.m_ar="):
         pipe(num_frames=3, history=second.history, **{**more, "num_inference_steps": 3})
     with pytest.raises(ValueError, match="its seed"):
         pipe(num_frames=3, history=second.history, seeds=1, **more)
