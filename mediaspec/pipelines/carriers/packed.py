@@ -8,7 +8,6 @@ B videos, C channels, n frames of the window, t latent frames, T pictures, S tex
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import math
 from typing import Any, ClassVar
@@ -19,7 +18,8 @@ from torch import Tensor
 from ...memory.schedule_presets import make_schedule
 from ...memory.window_schedule import WindowSchedule
 from ..keywords import nearest
-from .base import Carrier
+from .text_carrier import TextCarrier
+from .wan_codec import WanPictures
 from .window import shifted
 
 __all__ = ["PackedCarrier", "PackedWanCarrier", "dynamic_shift"]
@@ -51,7 +51,7 @@ def dynamic_shift(config: Any, tokens: int, most: float | None = None) -> float:
     return mu if config.get("time_shift_type") == "linear" else math.exp(mu)
 
 
-class PackedCarrier(Carrier):
+class PackedCarrier(TextCarrier):
     """What these carriers share: checks, the codec's lengths, schedules.
 
     Args:
@@ -78,33 +78,6 @@ class PackedCarrier(Carrier):
             name = next(iter(unknown))
             raise ValueError(f"the carrier {self.name!r} has no setting {name!r}; {nearest(name, allowed)}")
         super().__init__(pipe_or_model)
-
-    def check_call(self, x: Tensor, levels: Tensor, frame_ids: Tensor) -> None:
-        super().check_call(x, levels, frame_ids)
-        rows, columns = self.patch[1:]
-        if not x.shape[2] or x.shape[3] % rows or x.shape[4] % columns:
-            raise ValueError(
-                f"{self.name} takes at least one frame of cells in multiples of {rows} x {columns}, not "
-                f"{tuple(x.shape)}; latent_shape(height, width) tells the cells of a size"
-            )
-        if bool(((levels < 0) | (levels > 1)).any()):
-            raise ValueError(f"levels {levels.tolist()}; they are fractions of the noisiest one, 0 to 1")
-        embeds = self.conditioning.embeds
-        if embeds is None:
-            raise ValueError(
-                f"the carrier {self.name!r} has no text yet; call condition('a text', batch={x.shape[0]}) or "
-                "condition(prompt_embeds=...) first"
-            )
-        if embeds.shape[0] != x.shape[0]:
-            raise ValueError(
-                f"condition() was called with batch={embeds.shape[0]} and the window has {x.shape[0]} videos; write "
-                f"condition(..., batch={x.shape[0]})"
-            )
-
-    def check_actions(self, actions: Tensor | None) -> None:
-        """Raises ValueError for actions: none of these networks takes any."""
-        if actions is not None:
-            raise ValueError(f"the carrier {self.name!r} takes no actions; leave actions out")
 
     def one_timestep(self, levels: Tensor, batch: int, device: torch.device) -> Tensor:
         """[B] float32 timestep of a window at one level.
@@ -163,7 +136,7 @@ class PackedCarrier(Carrier):
         return schedule
 
 
-class PackedWanCarrier(PackedCarrier):
+class PackedWanCarrier(WanPictures, PackedCarrier):
     """Those with Wan's codec (`AutoencoderKLWan`) and UMT5 texts.
 
     Args:
@@ -174,37 +147,4 @@ class PackedWanCarrier(PackedCarrier):
 
     def __init__(self, pipe_or_model: Any, *, max_sequence_length: int = 512, **settings: Any) -> None:
         super().__init__(pipe_or_model, **settings)
-        self.max_sequence_length = max_sequence_length
-        vae = getattr(self.pipe, "vae", None)
-        told = {} if vae is None else vae.config
-        self.temporal_ratio = int(told.get("scale_factor_temporal") or 4)
-        self.spatial_ratio = int(told.get("scale_factor_spatial") or 8)
-
-    def _encode_text(self, texts: list[str], device: torch.device, dtype: torch.dtype) -> Tensor | None:
-        if getattr(self.pipe, "text_encoder", None) is None:
-            raise ValueError(f"the carrier {self.name!r} has no text encoder; give prompt_embeds, or the pipeline")
-        if self.needs_ftfy and importlib.util.find_spec("ftfy") is None:
-            raise ImportError(
-                f"texts for {self.name} are cleaned with ftfy: pip install 'mediaspec[video]', or give prompt_embeds"
-            )
-        embeds: Tensor = self.pipe.encode_prompt(
-            texts, do_classifier_free_guidance=False, max_sequence_length=self.max_sequence_length, device=device
-        )[0]
-        return embeds.to(device, dtype)
-
-    needs_ftfy: ClassVar[bool] = False
-
-    def encode(self, video: Tensor) -> Tensor:
-        """Latents [B, C, t, h, w] of pictures [B, 3, 4 (t - 1) + 1, H, W]; the mode of the posterior, no noise."""
-        self.check_pictures(video)
-        vae = self.vae
-        latents = vae.encode(video.to(self.device, vae.dtype)).latent_dist.mode().float()
-        return self.scaled(latents, vae.config.latents_mean, vae.config.latents_std)
-
-    def decode(self, latents: Tensor) -> Tensor:
-        """Pictures [B, 3, 4 (t - 1) + 1, H, W]."""
-        self.check_latents(latents)
-        vae = self.vae
-        plain = self.unscaled(latents.float(), vae.config.latents_mean, vae.config.latents_std)
-        pictures: Tensor = vae.decode(plain.to(self.device, vae.dtype), return_dict=False)[0]
-        return pictures.float()
+        self.read_codec(max_sequence_length)

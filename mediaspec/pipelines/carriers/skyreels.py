@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
@@ -45,6 +44,7 @@ class SkyReelsCarrier(WanCodec):
     """
 
     name: ClassVar[str] = "skyreels"
+    needs_ftfy: ClassVar[bool] = True  # diffusers guards the import and not the use, which would be a NameError
     model_classes: ClassVar[tuple[str, ...]] = ("SkyReelsV2Transformer3DModel",)
     pipeline_classes: ClassVar[tuple[str, ...]] = (
         "SkyReelsV2Pipeline",
@@ -70,14 +70,6 @@ class SkyReelsCarrier(WanCodec):
         self.causal_block, self.fps = causal_block, fps
         forced = self.pipe is None or "DiffusionForcing" in type(self.pipe).__name__
         self.per_frame = forced if per_frame is None else per_frame
-
-    def _encode_text(self, texts: list[str], device: torch.device, dtype: torch.dtype) -> Tensor | None:
-        if find_spec("ftfy") is None and getattr(self.pipe, "text_encoder", None) is not None:
-            # diffusers guards the import and not the use, which would be a NameError
-            raise ImportError(
-                "texts for SkyReels-V2 are cleaned with ftfy: pip install 'mediaspec[video]', or give prompt_embeds"
-            )
-        return super()._encode_text(texts, device, dtype)
 
     @property
     def block(self) -> int:

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from ..frame_times import token_timesteps
+from .wan_codec import WanPictures
 from .window import Clip, WindowCarrier
 
 __all__ = ["WanCarrier", "WanCodec"]
 
 
-class WanCodec(WindowCarrier):
+class WanCodec(WanPictures, WindowCarrier):
     """What Wan and SkyReels-V2 share: `AutoencoderKLWan` and UMT5 texts.
 
     Args:
@@ -36,7 +37,6 @@ class WanCodec(WindowCarrier):
     def __init__(self, pipe_or_model: Any, *, max_sequence_length: int = 512, **settings: Any) -> None:
         super().__init__(pipe_or_model, **settings)
         config = self.model.config
-        self.max_sequence_length = max_sequence_length
         self.patch = tuple(config.patch_size)
         if self.patch[0] != 1:
             raise ValueError(f"patch_size={self.patch}; frames with levels of their own need one frame per token")
@@ -51,33 +51,7 @@ class WanCodec(WindowCarrier):
                 f"trained_frames={self.guard.frames}; the network has rotary positions for {config.rope_max_seq_len}"
             )
         self.latent_channels = config.in_channels
-        vae = getattr(self.pipe, "vae", None)
-        told = {} if vae is None else vae.config
-        self.temporal_ratio = int(told.get("scale_factor_temporal") or 4)
-        self.spatial_ratio = int(told.get("scale_factor_spatial") or 8)
-
-    def _encode_text(self, texts: list[str], device: torch.device, dtype: torch.dtype) -> Tensor | None:
-        if getattr(self.pipe, "text_encoder", None) is None:
-            raise ValueError(f"the carrier {self.name!r} has no text encoder; give prompt_embeds, or the pipeline")
-        embeds: Tensor = self.pipe.encode_prompt(
-            texts, do_classifier_free_guidance=False, max_sequence_length=self.max_sequence_length, device=device
-        )[0]
-        return embeds.to(device, dtype)
-
-    def encode(self, video: Tensor) -> Tensor:
-        """Latents [B, C, t, h, w] of pictures [B, 3, 4 (t - 1) + 1, H, W]; the mode of the posterior, no noise."""
-        self.check_pictures(video)
-        vae = self.vae
-        latents = vae.encode(video.to(self.device, vae.dtype)).latent_dist.mode().float()
-        return self.scaled(latents, vae.config.latents_mean, vae.config.latents_std)
-
-    def decode(self, latents: Tensor) -> Tensor:
-        """Pictures [B, 3, 4 (t - 1) + 1, H, W]."""
-        self.check_latents(latents)
-        vae = self.vae
-        plain = self.unscaled(latents.float(), vae.config.latents_mean, vae.config.latents_std)
-        pictures: Tensor = vae.decode(plain.to(self.device, vae.dtype), return_dict=False)[0]
-        return pictures.float()
+        self.read_codec(max_sequence_length)
 
 
 class WanCarrier(WanCodec):

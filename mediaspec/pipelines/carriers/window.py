@@ -31,9 +31,9 @@ from ...memory.packers import token_count
 from ...memory.schedule_presets import make_schedule
 from ...memory.window_schedule import WindowSchedule, warp
 from ..keywords import nearest
-from .base import Carrier
 from .conditioning import guide
 from .prefix import prefix_frames
+from .text_carrier import TextCarrier
 
 __all__ = ["Clip", "WindowCarrier", "clip_of", "picked", "shifted"]
 
@@ -104,7 +104,7 @@ def clip_of(x: Tensor, levels: Tensor, frame_ids: Tensor, read: MemoryRead) -> C
     return Clip(held.x[:, :, order], held.levels[:, order], held.frame_ids[:, order], before, count)
 
 
-class WindowCarrier(Carrier):
+class WindowCarrier(TextCarrier):
     """What the carriers of this kind share: text, guidance, references, trained length.
 
     Args:
@@ -157,36 +157,13 @@ class WindowCarrier(Carrier):
     def __call__(
         self, x: Tensor, levels: Tensor, frame_ids: Tensor, read: MemoryRead, actions: Tensor | None
     ) -> Tensor:
-        if actions is not None:
-            raise ValueError(f"the carrier {self.name!r} takes no actions; leave actions out")
+        self.check_actions(actions)
         self.check_call(x, levels, frame_ids)
         read = self.fit(_without(read, frame_ids), frame_ids)
         out = self._seen(x, levels, frame_ids, read)
         if self.history_guidance_scale != 1 and not read.is_empty:
             out = guide(out, self._seen(x, levels, frame_ids, MemoryRead()), self.history_guidance_scale)
         return out.to(x.dtype)
-
-    def check_call(self, x: Tensor, levels: Tensor, frame_ids: Tensor) -> None:
-        super().check_call(x, levels, frame_ids)
-        rows, columns = self.patch[1:]
-        if not x.shape[2] or x.shape[3] % rows or x.shape[4] % columns:
-            raise ValueError(
-                f"{self.name} takes at least one frame of cells in multiples of {rows} x {columns}, not "
-                f"{tuple(x.shape)}; latent_shape(height, width) tells the cells of a size"
-            )
-        if not bool(((levels >= 0) & (levels <= 1)).all()):
-            raise ValueError(f"levels {levels.tolist()}; they are fractions of the noisiest one, 0 to 1")
-        embeds = self.conditioning.embeds
-        if embeds is None:
-            raise ValueError(
-                f"the carrier {self.name!r} has no text yet; call condition('a text', batch={x.shape[0]}) or "
-                "condition(prompt_embeds=...) first"
-            )
-        if embeds.shape[0] != x.shape[0]:
-            raise ValueError(
-                f"condition() was called with batch={embeds.shape[0]} and the window has {x.shape[0]} videos; write "
-                f"condition(..., batch={x.shape[0]})"
-            )
 
     def fit(self, read: MemoryRead, frame_ids: Tensor) -> MemoryRead:
         """What of a read stays within the trained length.
