@@ -150,7 +150,4 @@ def write(rows: list[dict[str, Any]], out: Path | None, plot: Path | None, title
         (out / "bench.json").write_text(json.dumps(rows, indent=1) + "\n")
         plot = plot if plot is not None else out / "speed_drift.png"
     if plot is not None:
-        try:
-            plot_speed_drift(rows, plot, title)
-        except ImportError as error:
-            raise ValueError(str(error)) from error
+        plot_speed_drift(rows, plot, title)

@@ -76,10 +76,7 @@ def text(
         )  # fmt: skip
         if out is not None:
             (out / "bench_text.json").write_text(json.dumps(rows, indent=1) + "\n")
-            try:
-                plot_text_speed(rows, out / "text_speed.png", f"{model}, batch {batch_size}")
-            except ImportError as error:
-                raise ValueError(str(error)) from error
+            plot_text_speed(rows, out / "text_speed.png", f"{model}, batch {batch_size}")
         typer.echo(text_bench_table(rows))
         if as_json:
             typer.echo(json.dumps(rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,8 +21,24 @@ ADVICE = {
     "choose another output_path, or write resume=False to begin again": "or choose another --out",
     "choose another output_path": "choose another --out",
     "out.history[0].save(path)": "--save-history",
-}
+    "memory=dict(name='window', last=4)": "--memory window:last=4",
+    "give one of video, image and history": "give one of --video, --image and --history",
+    "chain; leave history out": "chain; leave --history and --save-history out",
+    "a frame model reads no prompts; steer it with actions= and poses=":
+        "--prompt and --negative-prompt: a frame world reads no texts; steer it with --actions",
+    "or write to a .gif or to a path without ending, which becomes a folder of PNG files":
+        "or write --format gif or png",
+}  # fmt: skip
 """What errors of the pipeline advise, and what that is on the command line."""
+OPTIONS = {
+    "num_videos_per_prompt": "--num-videos", "height": "--height", "width": "--width", "fps": "--fps",
+    **{
+        name: "--" + name.replace("_", "-")
+        for name in ("num_frames", "num_inference_steps", "guidance_scale", "negative_prompt", "checkpoint_every",
+                     "trained_length")
+    },
+}  # fmt: skip
+"""Arguments of the pipeline by the option that sets them. Words of everyday use count where a value follows."""
 
 
 def continuation(
@@ -103,26 +120,14 @@ def continuation(
             raise ValueError(f"--actions and --poses are for frame worlds, not for {pipe.carrier.name} models")
         elif image is not None or video is not None:
             call |= {"video": video, "image": image}
-        if estimate:
-            shown = call.get("video") if call.get("video") is not None else call.get("image")
-            if isinstance(shown, Path):
-                from ..pipelines.video_input import read_video_file
-
-                shown = read_video_file(shown)
-            given = 0 if shown is None else len(shown)
-            names = ("num_frames", "schedule", "memory", "num_inference_steps", "guidance_scale", "height", "width")
-            report = pipe.estimate(**{name: call[name] for name in names}, given_frames=given)
-            for name, value in report.items():
-                typer.echo(f"{name}: {value}")
-        else:
-            try:
-                report = run(
-                    pipe, call, out, FORMATS[format], history, save_history, prompt=prompt or None, seed=seed,
-                    num_videos=num_videos, negative_prompt=negative_prompt, trained_length=trained_length, fps=fps,
-                    checkpoint_every=checkpoint_every,
-                )  # fmt: skip
-            except ValueError as error:
-                raise ValueError(on_command_line(str(error))) from error
+        try:
+            report = expect(pipe, call) if estimate else run(
+                pipe, call, out, FORMATS[format], history, save_history, prompt=prompt or None, seed=seed,
+                num_videos=num_videos, negative_prompt=negative_prompt, trained_length=trained_length, fps=fps,
+                checkpoint_every=checkpoint_every,
+            )  # fmt: skip
+        except ValueError as error:
+            raise ValueError(on_command_line(str(error))) from error
         if as_json:
             typer.echo(json.dumps(report))
 
@@ -143,6 +148,21 @@ def load(model: str, dtype: str, device: str, quiet: bool) -> Any:
         raise ValueError(f"--device {device} cannot be used here ({reason}); write cpu") from error
 
 
+def expect(pipe: Any, call: dict[str, Any]) -> dict[str, Any]:
+    """What the video will cost, also printed."""
+    shown = call.get("video") if call.get("video") is not None else call.get("image")
+    if isinstance(shown, Path):
+        from ..pipelines.video_input import read_video_file
+
+        shown = read_video_file(shown)
+    given = 0 if shown is None else len(shown)
+    names = ("num_frames", "schedule", "memory", "num_inference_steps", "guidance_scale", "height", "width")
+    report: dict[str, Any] = pipe.estimate(**{name: call[name] for name in names}, given_frames=given)
+    for name, value in report.items():
+        typer.echo(f"{name}: {value}")
+    return report
+
+
 def run(
     pipe: Any, call: dict[str, Any], out: Path, ending: str, history: Path | None, save_history: bool, *,
     prompt: list[str] | None, seed: int, num_videos: int, **more: Any,
@@ -150,10 +170,6 @@ def run(
     """Makes the videos and reports; arguments as on the command line."""
     from ..pipelines.video_history import VideoHistory
 
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from error
     if history is not None:
         call["history"] = [VideoHistory.load(history, pipe.device)]
     else:
@@ -202,9 +218,15 @@ def on_command_line(text: str) -> str:
     Example:
         >>> on_command_line("out/video is there already; choose another output_path, or write overwrite=True")
         'out/video is there already; write the same settings, or choose another --out'
+        >>> on_command_line("num_frames=0; write a whole number from 1 on")
+        '--num-frames 0; write a whole number from 1 on'
     """
     for call, option in ADVICE.items():
         text = text.replace(call, option)
+    for name, option in OPTIONS.items():
+        text = re.sub(rf"(?<![\w.-]){name}=", f"{option} ", text)
+        if "_" in name:
+            text = re.sub(rf"(?<![\w.-]){name}\b", option, text)
     return text
 
 

@@ -34,6 +34,8 @@ def set_threads(threads: int | None) -> None:
 def plain_errors(after_interrupt: str = "") -> Iterator[None]:
     """Prints ValueError, TypeError and OSError as `error: ...` and leaves with code 2; Ctrl-C leaves with 130.
 
+    So does ImportError: its message names the extra to install.
+
     Warnings are printed as `warning: ...`, each once, without the line of code that gave them.
 
     Args:
@@ -43,7 +45,7 @@ def plain_errors(after_interrupt: str = "") -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.showwarning = _show
             yield
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, ImportError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:

@@ -205,11 +205,8 @@ def evaluate(
             raise ValueError(
                 f"{error}. --no-captions measures prompts outside the grammar without the reader"
             ) from error
-    try:
-        clip = load_clip(weights) if features == "clip" else None
-        extractor = clip.extractor() if clip is not None else load_extractor(features, weights)
-    except ImportError as error:
-        raise ValueError(str(error)) from error
+    clip = load_clip(weights) if features == "clip" else None
+    extractor = clip.extractor() if clip is not None else load_extractor(features, weights)
 
     def pictures(label: str, wanted: Any, first_seed: int) -> PictureSet:
         rows = _generate(out / label, label, wanted, texts, first_seed, batch_size, (rank, world))

@@ -58,28 +58,25 @@ def memory(
 
         name = protocol or next(iter(find_world(world).protocols))
         set_threads(threads)
-        try:
-            rows = evaluate(
-                world, name, memories, rooms=rooms, steps=steps, seed=seed, weights=weights, frames=frames, nats=nats,
-                out=out, history_noise=history_noise, keep=keep, batch=batch,
-            )  # fmt: skip
-            from ..eval.memory_plots import memory_table
+        rows = evaluate(
+            world, name, memories, rooms=rooms, steps=steps, seed=seed, weights=weights, frames=frames, nats=nats,
+            out=out, history_noise=history_noise, keep=keep, batch=batch,
+        )  # fmt: skip
+        from ..eval.memory_plots import memory_table
 
-            typer.echo(memory_table(rows))
-            if rows[0]["rank_agreement"] is not None:
-                typer.echo(f"\nSpearman of recall with minus the loss gap: {rows[0]['rank_agreement']:.2f}")
-            if plots:
-                folder = out / world / name
-                for path in [
-                    *write_plots(rows, folder),
-                    write_sheet(
-                        world, name, memories, folder / "sheet.png", rooms=min(rooms, 4), steps=steps, seed=seed,
-                        weights=weights, frames=frames, history_noise=history_noise, keep=keep,
-                    ),
-                ]:  # fmt: skip
-                    typer.echo(f"plot: {path}")
-        except ImportError as error:  # names the package to install
-            raise ValueError(str(error)) from error
+        typer.echo(memory_table(rows))
+        if rows[0]["rank_agreement"] is not None:
+            typer.echo(f"\nSpearman of recall with minus the loss gap: {rows[0]['rank_agreement']:.2f}")
+        if plots:
+            folder = out / world / name
+            for path in [
+                *write_plots(rows, folder),
+                write_sheet(
+                    world, name, memories, folder / "sheet.png", rooms=min(rooms, 4), steps=steps, seed=seed,
+                    weights=weights, frames=frames, history_noise=history_noise, keep=keep,
+                ),
+            ]:  # fmt: skip
+                typer.echo(f"plot: {path}")
         if as_json:
             typer.echo(json.dumps([{**{key: row[key] for key in NAMED}, **row} for row in rows]))
 

@@ -87,27 +87,24 @@ def video(
     Either of finished folders, or of videos made here, each prompt and seed with and without an attention setting.
     """
     with plain_errors("Run the same command again to go on."):
-        try:
-            result = evaluate(
-                folders or [], prompts=prompts, timelines=timelines, out=out, samplers=samplers, attention=attention,
-                blends=blends, seeds=seeds, seed=seed, fps=fps, limit=limit, captions=captions, reference=reference,
-                score={
-                    "feature_every": feature_every, "flow": flow, "flow_every": flow_every, "flow_side": flow_side,
-                    "frames": lite0, "shots": shots,
-                },
-                use_reader=reader, shard=shard, steps=steps, sampler_settings=sampler_settings or [],
-                maker={
-                    "model": model, "num_frames": num_frames, "guidance_scale": guidance_scale,
-                    "negative_prompt": negative_prompt, "height": height, "width": width, "dtype": dtype,
-                    "device": device,
-                },
-            )  # fmt: skip
-            if report:
-                from ..eval.video_report import write_report
+        result = evaluate(
+            folders or [], prompts=prompts, timelines=timelines, out=out, samplers=samplers, attention=attention,
+            blends=blends, seeds=seeds, seed=seed, fps=fps, limit=limit, captions=captions, reference=reference,
+            score={
+                "feature_every": feature_every, "flow": flow, "flow_every": flow_every, "flow_side": flow_side,
+                "frames": lite0, "shots": shots,
+            },
+            use_reader=reader, shard=shard, steps=steps, sampler_settings=sampler_settings or [],
+            maker={
+                "model": model, "num_frames": num_frames, "guidance_scale": guidance_scale,
+                "negative_prompt": negative_prompt, "height": height, "width": width, "dtype": dtype,
+                "device": device,
+            },
+        )  # fmt: skip
+        if report:
+            from ..eval.video_report import write_report
 
-                result["report"] = str(write_report(out_folder(folders or [], out), result, show))
-        except ImportError as error:  # names the extra to install
-            raise ValueError(str(error)) from error
+            result["report"] = str(write_report(out_folder(folders or [], out), result, show))
         if vbench is not None:
             result["vbench"] = _write_vbench(vbench, out_folder(folders or [], out), result["rows"])
         typer.echo(tables(result))

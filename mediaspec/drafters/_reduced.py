@@ -1,4 +1,4 @@
-"""Draws from logits over a reduced draft vocabulary, without ever making a row as wide as the target's.
+"""Drafts from logits over a reduced vocabulary, drawn without ever making a row as wide as the target's.
 
 A head that may draft Vd of V tokens has a law that is 0 elsewhere, so its draws need Vd numbers: at V = 49,152 and
 Vd = 8,192 noise, softmax and search cost a sixth. Letters: B rows, N nodes of one depth, K draft length.
@@ -6,20 +6,22 @@ Vd = 8,192 noise, softmax and search cost a sixth. Letters: B rows, N nodes of o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..core.rng import TARGET
-from ..core.types import DecodeState
+from ..core.tree import TreeSpec
+from ..core.types import DecodeState, Draft
 from ..kernels import philox
 from ..kernels.philox.reference import philox4x32
 from ..kernels.sample import probabilities, sample
-from ._draw import Numbers
+from ._draw import Numbers, draft_lengths
+from ._levels import Level, expand_children, tree_levels
 
-__all__ = ["Drawn", "ReducedNumbers"]
+__all__ = ["Drawn", "ReducedNumbers", "reduced_tree"]
 
 LIKELIEST = 64
 """Tokens that compete in a coupled draw; what lies beyond them rarely wins, and then a draft is lost, no more."""
@@ -87,6 +89,17 @@ class ReducedNumbers:
         )
         return Drawn(self.draft_ids[drawn.tokens], drawn.probs)
 
+    def chain(self, drawn: Sequence[Drawn], lengths: Tensor | None = None) -> Draft:
+        """Joins the draws of successive depths.
+
+        Args:
+            drawn: one node each.
+            lengths: [B] int64 where rows end by themselves; None is nowhere.
+        """
+        tokens, law = torch.cat([one.tokens for one in drawn], 1), self.widened([one.law for one in drawn])
+        draft = Draft(tokens, draft_lengths(self.state, len(drawn)), law)
+        return draft if lengths is None else replace(draft, lengths=torch.minimum(draft.lengths, lengths))
+
     def widened(self, laws: Sequence[Tensor | None]) -> Tensor | None:
         """Laws [B, n, Vd] of successive depths as one [B, all n, V]; None where the draws were point masses."""
         known = [law for law in laws if law is not None]
@@ -113,6 +126,27 @@ class ReducedNumbers:
         if width == 1:
             return index.gather(-1, weight.argmax(-1, keepdim=True))[..., 0]
         return index.gather(-1, weight.topk(width, -1).indices)
+
+
+def reduced_tree(
+    state: DecodeState, tree: TreeSpec, draft_ids: Tensor, expand: Callable[[int, Level, Tensor | None], Tensor]
+) -> Draft:
+    """A tree of the shape asked for, children drawn without replacement, level by level.
+
+    Args:
+        state: the rows at the start of the round.
+        draft_ids: as of `ReducedNumbers`.
+        expand: (depth, level, tokens [B, N] of its nodes or None at the root) to logits [B, N, Vd] behind them.
+    """
+    numbers = ReducedNumbers(state, tree.max_depth, draft_ids)
+    tokens: list[Tensor] = []
+    laws: list[Tensor | None] = []
+    for depth, level in enumerate(tree_levels(tree, state.tokens.device)):
+        nodes = tokens[-1].index_select(1, level.among_siblings) if depth else None
+        drawn = numbers.draw(expand(depth, level, nodes), depth, level.width)
+        tokens.append(expand_children(drawn.tokens, level))
+        laws.append(drawn.law)
+    return Draft(torch.cat(tokens, 1), draft_lengths(state, tree.max_depth), numbers.widened(laws), tree)
 
 
 def _exponentials(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -21,9 +21,9 @@ from ..core.kv import KVStore, Slots, shared_length
 from ..core.prompt import TokenPrompt
 from ..core.tree import TreeSpec
 from ..core.types import DecodeState, Draft, Target, TargetOutput, Verdict
-from ._draw import draft_lengths, draft_steps
-from ._levels import expand_children, tree_levels
-from ._reduced import ReducedNumbers
+from ._draw import draft_steps
+from ._levels import Level
+from ._reduced import ReducedNumbers, reduced_tree
 from ._slots import chain_slots, level_slots
 
 __all__ = ["Eagle3Drafter", "FeatureHead", "FeatureStep"]
@@ -306,21 +306,14 @@ class Eagle3Drafter:
             newest = run.step(drawn[-1].tokens, newest, run.store, slots[depth - 1])
             logits = run.step.logits(newest)
             drawn.append(numbers.draw(logits, depth))
-        tokens = torch.cat([one.tokens for one in drawn], 1)
-        draft = Draft(tokens, draft_lengths(state, len(drawn)), numbers.widened([one.law for one in drawn]))
-        return replace(draft, lengths=torch.minimum(draft.lengths, lengths)) if weighing else draft
+        return numbers.chain(drawn, lengths if weighing else None)
 
     def _grow(self, state: DecodeState, run: _Run, newest: Tensor, tree: TreeSpec) -> Draft:
-        numbers = ReducedNumbers(state, tree.max_depth, run.step.draft_ids)
-        tokens: list[Tensor] = []
-        laws: list[Tensor | None] = []
-        for depth, level in enumerate(tree_levels(tree, state.tokens.device)):
-            if depth:
-                fed = tokens[-1].index_select(1, level.among_siblings)
+        def expand(depth: int, level: Level, tokens: Tensor | None) -> Tensor:
+            nonlocal newest
+            if tokens is not None:
                 parents = newest.index_select(1, level.parents)
-                newest = run.step(fed, parents, run.store, level_slots(run.store, level, depth - 1))
-            drawn = numbers.draw(run.step.logits(newest), depth, level.width)
-            tokens.append(expand_children(drawn.tokens, level))
-            laws.append(drawn.law)
-        lengths = draft_lengths(state, tree.max_depth)
-        return Draft(torch.cat(tokens, 1), lengths, numbers.widened(laws), tree)
+                newest = run.step(tokens, parents, run.store, level_slots(run.store, level, depth - 1))
+            return run.step.logits(newest)
+
+        return reduced_tree(state, tree, run.step.draft_ids, expand)

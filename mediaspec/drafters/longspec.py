@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,8 +25,8 @@ from ..core.types import DecodeState, Draft, Target, TargetOutput, Verdict
 from ..models.longspec import LongSpecConfig, LongSpecHead, last_full_layer, rope_of
 from ..models.longspec_step import Cached, LongSpecStep, Ring
 from ._draw import draft_lengths, draft_steps
-from ._levels import expand_children, tree_levels
-from ._reduced import ReducedNumbers
+from ._levels import Level
+from ._reduced import ReducedNumbers, reduced_tree
 from .beam import Front, grow_beam
 
 __all__ = ["LongSpecDrafter"]
@@ -274,25 +274,15 @@ class LongSpecDrafter:
             ring.write(position if isinstance(position, int) else position[:, 0], keys, values)
             logits = step.logits(x, queries, position, ring, mask, root.cached)
             drawn.append(numbers.draw(logits, depth))
-        tokens = torch.cat([one.tokens for one in drawn], 1)
-        draft = Draft(tokens, draft_lengths(state, len(drawn)), numbers.widened([one.law for one in drawn]))
-        return replace(draft, lengths=torch.minimum(draft.lengths, lengths)) if weighing else draft
+        return numbers.chain(drawn, lengths if weighing else None)
 
     def _grow(self, state: DecodeState, run: _Run, root: _Root, tree: TreeSpec) -> Draft:
-        """A tree of the shape asked for, children drawn without replacement, level by level."""
-        numbers = ReducedNumbers(state, tree.max_depth, run.step.draft_ids)
-        tokens: list[Tensor] = []
-        laws: list[Tensor | None] = []
-        for depth, level in enumerate(tree_levels(tree, state.tokens.device)):
-            if depth:
-                fed = tokens[-1].index_select(1, level.among_siblings)
-                logits = self._level(run, root, fed, depth, level.first + 1, level.ancestors[None])
-            else:
-                logits = self._level(run, root, state.last_token[:, None], 0, 0, None)
-            drawn = numbers.draw(logits, depth, level.width)
-            tokens.append(expand_children(drawn.tokens, level))
-            laws.append(drawn.law)
-        return Draft(torch.cat(tokens, 1), draft_lengths(state, tree.max_depth), numbers.widened(laws), tree)
+        def expand(depth: int, level: Level, tokens: Tensor | None) -> Tensor:
+            if tokens is None:
+                return self._level(run, root, state.last_token[:, None], 0, 0, None)
+            return self._level(run, root, tokens, depth, level.first + 1, level.ancestors[None])
+
+        return reduced_tree(state, tree, run.step.draft_ids, expand)
 
     def _search(self, state: DecodeState, run: _Run, root: _Root, tree: TreeSpec) -> Draft:
         """The likeliest `tree.num_nodes` continuations; a function of the prefix, so no law is stated."""

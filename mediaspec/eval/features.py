@@ -220,7 +220,7 @@ def _efficientnet() -> FeatureExtractor:
 def _inception(weights: str | Path | None) -> FeatureExtractor:
     for package in ("torchmetrics", "torch_fidelity"):
         if importlib.util.find_spec(package) is None:
-            raise ImportError(f'FID needs the package {package}; write: pip install "mediaspec[eval]" torch-fidelity')
+            raise ImportError(f'FID needs the package {package}; write: pip install "mediaspec[eval]"')
     path = Path(weights) if weights is not None else Path(torch.hub.get_dir()) / "checkpoints" / INCEPTION_FILE
     if not path.is_file():
         raise FileNotFoundError(

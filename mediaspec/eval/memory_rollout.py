@@ -3,6 +3,10 @@
 Noise comes from a generator of the room's own, so that all memories and both histories are compared on equal noise.
 Rooms whose episodes have equal length and context go through the network as one batch (`group_rooms`): a small model
 spends most of a one-row call on launching it. A room's result does not depend on its batch, up to float rounding.
+
+`memory.arvdm.generate` makes the same frames bit for bit (tests/pipelines/test_video_continuation.py), and the loop
+stands here as well because a rollout also goes on real history, shows it noised or cut, times what the model does
+without the bookkeeping around it, and counts a diverged model's frames instead of refusing them.
 """
 
 from __future__ import annotations

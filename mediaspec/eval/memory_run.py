@@ -78,9 +78,9 @@ def find_trained(world: str, memory: str, root: str | Path = WEIGHTS) -> list[Tr
     """All trainings of a memory.
 
     Raises:
-        ValueError: there is none; the message says how to train one.
+        ValueError: there is none; the message says how to train one, and what the world needs for that.
     """
-    find_world(world)
+    install = find_world(world).install
     base = Path(root) / world
     folders = {0: base / memory}
     for path in sorted(base.glob(f"{memory}-*")):
@@ -97,8 +97,9 @@ def find_trained(world: str, memory: str, root: str | Path = WEIGHTS) -> list[Tr
         digest = hashlib.sha256(b"".join((folder / name).read_bytes() for name in files)).hexdigest()[:16]
         found.append(Trained(memory, seed, model, codec, digest))
     if not found:
+        before = "" if install is None else f"the world {world} is not installed, write: {install}. There is also "
         raise ValueError(
-            f"no trained model in {base / memory}; train it with `python tools/arvdm/train_frame_dit.py "
+            f"{before}no trained model in {base / memory}; train it with `python tools/arvdm/train_frame_dit.py "
             f"--world {world} --memory {memory} --minutes 60 --out arvdm-run` and give --weights arvdm-run, or "
             f"bring it in with `python tools/arvdm/ship_models.py --run arvdm-run --world {world} --memories {memory}`"
         )

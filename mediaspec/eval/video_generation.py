@@ -17,6 +17,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from ..pipelines.prompt_bank import PromptBank
 from ..pipelines.timeline import BLENDS, Timeline
 from ..pipelines.versions import versions
 from .generation import model_fingerprint
-from .manifest import FinishedImage, Item, Manifest, ManifestError
+from .manifest import SETTINGS_FILE, FinishedImage, Item, Manifest, ManifestError
 from .sheet import contact_sheet
 
 __all__ = ["FORMATS", "VideoGeneration", "VideoItem", "VideoSettings", "contact_strip", "generate_videos"]
@@ -164,10 +165,10 @@ def generate_videos(
 
     Raises:
         ManifestError: the folder has other settings or unfinished videos of others, cannot be written, or is in use.
-        ValueError: from the pipeline.
+        ValueError: from the pipeline. Where it comes before anything was made, a new folder is taken away again.
     """
     made, seconds = 0, 0.0
-    with Manifest(out, settings.record(), versions()) as manifest:
+    with _nothing_left(Path(out)), Manifest(out, settings.record(), versions()) as manifest:
         work = manifest.root / f".work-{manifest.hash}"
         _refuse_other_work(manifest.root, work)
         measured = _read_measured(manifest.root)
@@ -181,7 +182,6 @@ def generate_videos(
                 on_video(pipe, len(items) - len(todo) + made, len(items))
             begun = time.perf_counter()
             path = work / item.video
-            path.parent.mkdir(parents=True, exist_ok=True)
             summary = _make(pipe, item, settings, bank, path, enable)
             seconds += time.perf_counter() - begun
             if summary is not None:
@@ -196,6 +196,23 @@ def generate_videos(
             work.rmdir()
         rows = [manifest.rows[item.id] for item in items]
     return VideoGeneration(rows, made, seconds, {item.id: measured[item.id] for item in items if item.id in measured})
+
+
+@contextmanager
+def _nothing_left(root: Path) -> Iterator[None]:
+    """Takes away what a run has put into a folder if it fails before it made anything there."""
+    new = [one for one in (root, *root.parents) if not one.exists()]
+    begun = (root / SETTINGS_FILE).exists()
+    try:
+        yield
+    except Exception:
+        work = [one for folder in root.glob(".work-*") for one in folder.rglob("*") if one.is_file()]
+        if not begun and not work and not any(root.glob("manifest*.jsonl")):
+            (root / SETTINGS_FILE).unlink(missing_ok=True)
+            for folder in new:
+                with suppress(OSError):
+                    folder.rmdir()
+        raise
 
 
 def _refuse_other_work(root: Path, work: Path) -> None:

@@ -69,7 +69,7 @@ def render_report(folder: Path, result: Mapping[str, Any], items: int = 4, title
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError as error:
-        raise ImportError("the report needs Jinja2, which comes with torch; write: pip install jinja2") from error
+        raise ImportError('the report needs Jinja2; write: pip install "mediaspec[eval]"') from error
     rows: Sequence[Mapping[str, Any]] = result["rows"]
     if not rows:
         raise ValueError("there are no measured videos to report; run mediaspec eval video first")

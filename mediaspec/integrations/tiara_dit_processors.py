@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 from diffusers.models.attention_dispatch import dispatch_attention_fn
-from diffusers.models.attention_processor import FusedCogVideoXAttnProcessor2_0
-from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.transformers.transformer_ltx import apply_rotary_emb as apply_ltx_rotary_emb
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..attention.frame_row import FrameRows
 from ..attention.tiara import FEWEST_FRAMES, TiARA
 from ..kernels.tiara_bias import FrameLayout, frame_columns, framed_attention
+from ..pipelines.joint_projection import cogvideox_qkv, hunyuan_qkv, is_fused
 from .video_context import Meter, VideoContext, clock
 
 __all__ = [
@@ -282,18 +281,8 @@ class CogVideoXTiaraProcessor(JointProcessor):
         layout = None if attention_mask is not None else self._layout(hidden_states.shape[1], text)
         if layout is None:
             return plain()
-        joint = torch.cat([encoder_hidden_states, hidden_states], 1)
-        if isinstance(self.former, FusedCogVideoXAttnProcessor2_0):
-            q, k, v = attn.to_qkv(joint).chunk(3, -1)
-        else:
-            q, k, v = attn.to_q(joint), attn.to_k(joint), attn.to_v(joint)
-        q, k, v = (one.transpose(1, 2) for one in _heads(attn, q, k, v))
-        if attn.norm_q is not None:
-            q = attn.norm_q(q)
-        if attn.norm_k is not None:
-            k = attn.norm_k(k)
-        if image_rotary_emb is not None:
-            q, k = (torch.cat([one[:, :, :text], _turned(one[:, :, text:], image_rotary_emb, 2)], 2) for one in (q, k))
+        fused = is_fused(self.former)
+        q, k, v = cogvideox_qkv(attn, encoder_hidden_states, hidden_states, image_rotary_emb, fused=fused)
         out = self._run(q, k, v, layout)
         if out is None:
             return plain()
@@ -326,19 +315,10 @@ class HunyuanVideoTiaraProcessor(JointProcessor):
             return plain()
         shared = attn.add_q_proj is None
         stream = torch.cat([hidden_states, encoder_hidden_states], 1) if shared else hidden_states
-        q, k, v = _heads(attn, attn.to_q(stream), attn.to_k(stream), attn.to_v(stream))
-        q, k = _normed(attn.norm_q, q), _normed(attn.norm_k, k)
-        if image_rotary_emb is not None:
-            q, k = (torch.cat([_turned(one[:, :count], image_rotary_emb, 1), one[:, count:]], 1) for one in (q, k))
+        q, k, v = hunyuan_qkv(attn, stream, image_rotary_emb, video=count if shared else None)
         if not shared:
-            added = _heads(
-                attn,
-                attn.add_q_proj(encoder_hidden_states),
-                attn.add_k_proj(encoder_hidden_states),
-                attn.add_v_proj(encoder_hidden_states),
-            )
-            added[0], added[1] = _normed(attn.norm_added_q, added[0]), _normed(attn.norm_added_k, added[1])
-            q, k, v = (torch.cat(pair, 1) for pair in zip((q, k, v), added))
+            own = hunyuan_qkv(attn, encoder_hidden_states, added=True)
+            q, k, v = (torch.cat(pair, 1) for pair in zip((q, k, v), own))
         key_mask = attention_mask[:, 0, 0] if attention_mask is not None else None
         out = self._run(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), layout, key_mask)
         if out is None:
@@ -349,16 +329,6 @@ class HunyuanVideoTiaraProcessor(JointProcessor):
         if getattr(attn, "to_add_out", None) is not None:
             text = attn.to_add_out(text)
         return video, text
-
-
-def _turned(x: Tensor, tables: Any, axis: int) -> Tensor:
-    """Rotary positions along an axis; a typed face of diffusers' function, which also has a complex form."""
-    turned: Any = apply_rotary_emb(x, tables, sequence_dim=axis)
-    return turned
-
-
-def _normed(norm: nn.Module | None, x: Tensor) -> Tensor:
-    return x if norm is None else norm(x)
 
 
 def _is_key_mask(mask: Tensor | None) -> bool:

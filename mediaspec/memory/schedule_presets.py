@@ -15,7 +15,7 @@ from typing import Any
 from .references import ReferenceRule
 from .window_schedule import WindowSchedule, staircase
 
-__all__ = ["available_schedules", "make_schedule"]
+__all__ = ["available_schedules", "make_schedule", "schedule_settings"]
 
 PACKED = ((16, "k4"), (2, "k2"), (1, "k1"))
 _PRESETS: dict[str, Callable[..., WindowSchedule]] = {}
@@ -29,6 +29,24 @@ def _preset(make: Callable[..., WindowSchedule]) -> Callable[..., WindowSchedule
 def available_schedules() -> list[str]:
     """Names that `make_schedule` knows."""
     return sorted(_PRESETS)
+
+
+def schedule_settings(name: str) -> list[str]:
+    """Numbers that the schedule of a method takes.
+
+    Raises:
+        ValueError: an unknown name, with the nearest valid one.
+
+    Example:
+        >>> schedule_settings("fifo")
+        ['frames', 'parts', 'lookahead']
+    """
+    if name not in _PRESETS:
+        near = difflib.get_close_matches(str(name).lower().replace("-", "_"), _PRESETS, 1, cutoff=0.0)
+        raise ValueError(
+            f"there is no schedule {name!r}; did you mean {near[0]!r}? The schedules are {available_schedules()}"
+        )
+    return list(inspect.signature(_PRESETS[name]).parameters)
 
 
 def make_schedule(name: str, **settings: Any) -> WindowSchedule:
@@ -48,12 +66,7 @@ def make_schedule(name: str, **settings: Any) -> WindowSchedule:
         >>> make_schedule("self_forcing").level(2)[0]
         0.8333333333333334
     """
-    if name not in _PRESETS:
-        near = difflib.get_close_matches(str(name).lower().replace("-", "_"), _PRESETS, 1, cutoff=0.0)
-        raise ValueError(
-            f"there is no schedule {name!r}; did you mean {near[0]!r}? The schedules are {available_schedules()}"
-        )
-    allowed = list(inspect.signature(_PRESETS[name]).parameters)
+    allowed = schedule_settings(name)
     for key in settings:
         if key not in allowed:
             close = difflib.get_close_matches(key, allowed, 1, cutoff=0.0)

@@ -20,14 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .fast_linear import PreparedLinear, weights_mark
+from .fast_linear import MOST_ROWS, PreparedLinear, weights_mark
 
 __all__ = ["DecoderStep"]
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-MOST = 48
-"""Positions of all rows together up to which prepared matrices are the faster ones (fp16 tiles, 2 cores)."""
 TOLERANCE = 1e-3
 """Largest deviation of the trial's logits, in units of their own spread."""
 logger = logging.getLogger(__name__)
@@ -107,7 +105,7 @@ class DecoderStep:
 
     def serves(self, rows: int, positions: int) -> bool:
         """Whether a pass is small enough to be faster this way."""
-        return rows * positions <= MOST
+        return rows * positions <= MOST_ROWS
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, attend: Attend, features: Sequence[int] = ()

@@ -12,12 +12,9 @@ from contextlib import contextmanager
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .fast_linear import PreparedLinear, weights_mark
+from .fast_linear import MOST_ROWS, PreparedLinear, weights_mark
 
 __all__ = ["PreparedLinears"]
-
-MOST = 48
-"""Rows of one product up to which the prepared form is the faster one (fp16 tiles against F.linear, 2 cores)."""
 
 
 class PreparedLinears:
@@ -95,6 +92,6 @@ class _Forward:
         self.few = PreparedLinear(self.weight, bias=self.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.numel() <= MOST * x.shape[-1]:
+        if x.numel() <= MOST_ROWS * x.shape[-1]:
             return self.few(x)
         return F.linear(x, self.weight, self.bias)

@@ -16,7 +16,7 @@ from ..memory.base import FrameMemory
 from ..memory.budget import TrainedLength
 from ..memory.references import ReferenceRule
 from ..memory.registry import memory_for
-from ..memory.schedule_presets import available_schedules, make_schedule
+from ..memory.schedule_presets import available_schedules, make_schedule, schedule_settings
 from ..memory.slot_steps import SlotSampler
 from ..memory.window_schedule import WindowSchedule
 from .carriers.base import Carrier
@@ -67,6 +67,11 @@ def pick_schedule(carrier: Carrier, schedule: Any, steps: int | None, height: in
     if steps is not None:
         if "steps" in settings and settings["steps"] != steps:
             raise ValueError(f"num_inference_steps={steps} and steps={settings['steps']} in the schedule; give one")
+        if name is not None and "steps" not in schedule_settings(name):
+            raise ValueError(
+                f"num_inference_steps={steps}, and the steps of schedule {name!r} follow from its settings "
+                f"({', '.join(schedule_settings(name))}); leave num_inference_steps out"
+            )
         settings["steps"] = steps
     if name is None or hasattr(carrier, "default_schedule"):
         if name is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,9 @@ import torch
 from .carriers import available_carriers
 from .keywords import nearest, refuse_unknown
 from .loading import DOWNLOAD_KEYWORDS, LOADING_KEYWORDS, local_folder, read_index, readable_weights
+from .shipped_worlds import WORLDS, embedded_worlds
 
-__all__ = ["embedded_worlds", "load_base"]
-
-WORLDS = Path(str(resources.files("mediaspec"))) / "models" / "frame_worlds"
-
-
-def embedded_worlds(root: Path = WORLDS) -> list[str]:
-    """Names "world/memory" of the frame worlds inside the package."""
-    return sorted(f"{file.parent.parent.name}/{file.parent.name}" for file in root.glob("*/*/config.json"))
+__all__ = ["load_base"]
 
 
 def load_base(
@@ -40,7 +33,8 @@ def load_base(
         kwargs: of diffusers' `from_pretrained`.
 
     Raises:
-        ValueError: nothing there, damaged files, or a pipeline that no carrier is for. TypeError: an unknown keyword.
+        ValueError: nothing there, a frame world that is not shipped, damaged files, or a pipeline that no carrier is
+            for. TypeError: an unknown keyword.
     """
     refuse_unknown(kwargs, LOADING_KEYWORDS, "VideoContinuationPipeline.from_pretrained()")
     if "dtype" in kwargs:
@@ -48,8 +42,9 @@ def load_base(
             raise ValueError("torch_dtype and dtype were both given; they are the same, give one")
         dtype = kwargs.pop("dtype")
     text = os.fspath(name)
-    folder = WORLDS / text if text in embedded_worlds() else Path(text)
-    if _is_frame_world(folder):
+    shipped = text in embedded_worlds()
+    folder = WORLDS / text if shipped else Path(text)
+    if shipped or _is_frame_world(folder):
         from .carriers.frame_dit import FrameWorld
 
         for key in kwargs:
@@ -57,8 +52,6 @@ def load_base(
                 raise TypeError(f"a frame world takes torch_dtype only, not {key!r}")
         with readable_weights(str(folder)):
             return FrameWorld.from_pretrained(folder, dtype=dtype or torch.float32)
-    if text.split("/")[0] in {one.split("/")[0] for one in embedded_worlds()} and not folder.exists():
-        raise ValueError(f"there is no frame world {text!r}; {nearest(text, embedded_worlds())}")
     path = local_folder(text, kwargs)
     import diffusers
 

@@ -9,13 +9,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..memory.base import FrameMemory
-from ..memory.budget import step_cost
+from ..memory.base import FrameMemory, MemoryRead
+from ..memory.budget import TrainedLength, step_cost
 from ..memory.window_schedule import WindowSchedule
 from .carriers.base import Carrier
 from .continuation_inputs import pick_memory, pick_schedule
 
-__all__ = ["Plan", "expected_cost", "make_plan"]
+__all__ = ["Plan", "check_window", "expected_cost", "make_plan"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,18 @@ def make_plan(
     shape = carrier.latent_shape(tall, wide)
     line = pick_schedule(carrier, schedule, steps, tall, wide)
     return Plan(line, pick_memory(carrier, memory, line, own=schedule is None), tall, wide, shape)
+
+
+def check_window(carrier: Carrier, plan: Plan, guard: TrainedLength | None) -> None:
+    """Raises ValueError where the full window alone has more frames than the network was trained to see.
+
+    A window that grows from one frame would come to it after some steps only. What a memory adds shows in the run.
+    """
+    line, own = plan.schedule, getattr(carrier, "guard", None)
+    if guard is not None and plan.memory is not None:
+        guard.fit(MemoryRead(), range(line.w))
+    if own is not None:
+        own.fit(MemoryRead(), range(max(end - start for start, _, end in line.pieces())))
 
 
 def expected_cost(

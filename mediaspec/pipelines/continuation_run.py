@@ -17,11 +17,7 @@ from ..memory.arvdm import Finished, Rollout
 from ..memory.base import MemoryRead
 from .samplers import Step
 
-__all__ = ["ContinuationRun", "CountedDecoder", "Interrupted", "MemoryAccount"]
-
-
-class Interrupted(Exception):
-    """A callback asked to stop; the autoregressive step that was on its way is dropped and made again later."""
+__all__ = ["ContinuationRun", "CountedDecoder", "MemoryAccount"]
 
 
 @dataclass
@@ -57,7 +53,7 @@ class ContinuationRun(Rollout):
         carrier: the network.
         num_frames: latent frames of the video in all, those of earlier calls included.
         on_sub_step: called as (number, levels [n], x [1, C, n, h, w]) after every sub-step; returns the x to go on
-            with, or raises `Interrupted`.
+            with, or raises `video_stream.Interrupted`.
         settings: of `Rollout`.
     """
 

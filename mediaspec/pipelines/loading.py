@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from .shipped_worlds import check_shipped, embedded_worlds
+
 __all__ = [
     "EMBEDDED",
     "LOADING_KEYWORDS",
@@ -70,7 +72,7 @@ def local_folder(name: str | os.PathLike[str], keywords: dict[str, Any]) -> str:
         keywords: of `from_pretrained`; those that concern the download are taken out.
 
     Raises:
-        ValueError: neither a folder with a model_index.json nor a repository id.
+        ValueError: neither a folder with a model_index.json nor a repository id; a frame world, which is no pipeline.
     """
     options = {key: keywords.pop(key) for key in DOWNLOAD_KEYWORDS if key in keywords}
     text = os.fspath(name)
@@ -88,6 +90,12 @@ def local_folder(name: str | os.PathLike[str], keywords: dict[str, Any]) -> str:
             f"{text!r} is neither an embedded model ({', '.join(EMBEDDED)}) nor a folder nor a repository id; check "
             "the path, or write 'owner/repository'"
         )
+    if text in embedded_worlds():
+        raise ValueError(
+            f"{text} is a frame world, which VideoContinuationPipeline.from_pretrained and `mediaspec generate "
+            "continuation` run; this needs a pipeline"
+        )
+    check_shipped(text)
     # DiffusionPipeline.download refuses component modules outside diffusers, hence the plain snapshot
     from huggingface_hub import snapshot_download
 
@@ -226,4 +234,3 @@ def bring_in(module: torch.nn.Module) -> None:
     hook = getattr(module, "_hf_hook", None)
     if hook is not None and hasattr(hook, "pre_forward"):
         hook.pre_forward(module)
-

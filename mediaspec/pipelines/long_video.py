@@ -11,8 +11,7 @@ holds one. B videos, N frames, C channels.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,15 +30,13 @@ from .seeds import row_seeds
 from .versions import versions
 from .video_denoiser import UNetMotionDenoiser, WanDenoiser, denoiser_for
 from .video_frames import Frames
-from .video_writer import VideoWriter, video_paths
+from .video_stream import VideoStream, call_back, check_output
 
 if TYPE_CHECKING:
     import numpy as np
     import PIL.Image
 
 __all__ = ["LongVideoOutput", "LongVideoPipeline"]
-
-OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 
 
 @dataclass
@@ -174,11 +171,7 @@ class LongVideoPipeline:
         # 1. Check and complete the arguments
         if sampler not in SAMPLERS:
             raise ValueError(f"sampler={sampler!r} is unknown; {nearest(sampler, SAMPLERS)}")
-        if output_type not in OUTPUT_TYPES:
-            raise ValueError(f"output_type={output_type!r}; {nearest(output_type, OUTPUT_TYPES)}")
-        unknown = set(callback_on_step_end_tensor_inputs) - {"latents"}
-        if unknown:
-            raise ValueError(f"callback_on_step_end_tensor_inputs has {sorted(unknown)}; allowed is 'latents'")
+        check_output(output_type, output_path, callback_on_step_end_tensor_inputs)
         for name, value in (
             ("num_frames", num_frames), ("checkpoint_every", checkpoint_every), ("height", height), ("width", width),
             ("decode_chunk_size", decode_chunk_size), ("num_videos_per_prompt", num_videos_per_prompt),
@@ -222,61 +215,47 @@ class LongVideoPipeline:
         def sampler_for(seed: int) -> Sampler:
             return kind(denoiser, levels, *size, torch.Generator().manual_seed(seed), **chosen)
 
-        sampler_for(row[0])  # settings that do not fit raise here, before anything is on disk
-        paths = None if output_path is None else video_paths(output_path, len(prompts))  # type: ignore[arg-type]
-        if paths is not None and output_type == "latent":
-            raise ValueError("output_type='latent' returns latents and writes no pictures; leave output_path out")
-        writers: list[VideoWriter | None] = [None] * len(prompts)
-        for i, path in enumerate(paths or []):
-            own = {**settings, "prompt": prompts[i], "seed": row[i]}
-            writers[i] = VideoWriter(path, own, fps=fps, resume=resume, overwrite=overwrite)
+        sampler_for(row[0])  # settings that do not fit raise here, before the texts are encoded
+        own = [{**settings, "prompt": text, "seed": seed} for text, seed in zip(prompts, row, strict=True)]
+        stream = VideoStream(
+            own, num_frames, output_type=output_type, output_path=output_path, fps=fps, resume=resume,
+            overwrite=overwrite, checkpoint_every=checkpoint_every,
+        )  # fmt: skip
 
         # 3. Make the videos one by one
         self._interrupt = False
         self.base._num_timesteps = steps
-        seconds = {"total": time.perf_counter(), "encode": 0.0, "denoise": 0.0, "decode": 0.0, "write": 0.0}
-        videos: list[Frames] = []
-        resumed: list[int | None] = []
         made = 0
-        for text, seed, writer in zip(prompts, row, writers, strict=True):
-            if self._interrupt or (writer is not None and writer.complete):
-                resumed.append(None)
-                continue
-            begun = time.perf_counter()
-            denoiser.read(text, negative_prompt, bank, clip_skip)
-            seconds["encode"] += time.perf_counter() - begun
-            run = sampler_for(seed)
-            video = Frames(denoiser.decoder(decode_chunk_size), num_frames, output_type, writer, seconds)
+        for i in stream.missing(lambda: self._interrupt):
+            with stream.timed("encode"):
+                denoiser.read(prompts[i], negative_prompt, bank, clip_skip)
+            run = sampler_for(row[i])
             with ExitStack() as stack:
                 if self.attention is not None:
                     stack.callback(self.attention.set_step, None)  # a later run of the base pipeline counts itself
                 stack.enter_context(run.installed())
                 if isinstance(bank, PromptBank):
                     stack.enter_context(install_prompt_bank(self.base, bank, num_inference_steps=steps))
-                resumed.append(video.restore(run))
+                film = stack.enter_context(stream.film(i, run, denoiser.decoder(decode_chunk_size)))
                 bar = stack.enter_context(self.base.progress_bar(total=run.total))
                 bar.update(run.index)
-                for step in self._steps(run, seconds):
-                    _check_numbers(run, step, video.count)
+                first = run.index
+
+                def look(step: Step, run: Sampler = run, film: Frames = film) -> None:
+                    _check_numbers(run, step, film.count)
                     self._call_back(callback_on_step_end, callback_on_step_end_tensor_inputs, run, step)
-                    video.add(step)
-                    if writer is not None and (run.done or self._interrupt or run.index % checkpoint_every == 0):
-                        video.keep(run)
-                    bar.update()
-            made += run.index - (resumed[-1] or 0)
-            if run.done:
-                video.finish()
-            videos.append(video)
+
+                stream.roll(film, run, run.step, stopped=lambda: self._interrupt, bar=bar, on_step=look)
+            made += run.index - first
 
         # 4. Hand over
         self.base.maybe_free_model_hooks()
-        seconds["total"] = time.perf_counter() - seconds["total"]
+        frames, paths = stream.close(), stream.paths
         stats = {
             "sampler": kind.name, "num_frames": num_frames, "steps": made, "model_calls": denoiser.calls,
-            "seconds": seconds, "settings": settings, "seeds": row, "resumed": resumed,
+            "seconds": stream.seconds, "settings": settings, "seeds": row, "resumed": stream.resumed,
             "interrupted": self._interrupt, "versions": versions(),
         }  # fmt: skip
-        frames = None if paths is not None else Frames.joined(videos, output_type)
         if not return_dict:
             return (frames if paths is None else paths, stats)
         return LongVideoOutput(frames=frames, paths=paths, stats=stats)
@@ -312,25 +291,8 @@ class LongVideoPipeline:
             )
         return SAMPLERS["plain"] if latent <= window else SAMPLERS[sampler]
 
-    def _steps(self, run: Sampler, seconds: dict[str, float]) -> Iterator[Step]:
-        """Makes steps until the video is done or the call is interrupted."""
-        while not run.done and not self._interrupt:
-            begun = time.perf_counter()
-            step = run.step()
-            seconds["denoise"] += time.perf_counter() - begun
-            yield step
-
     def _call_back(self, callback: Any, names: Sequence[str], run: Sampler, step: Step) -> None:
-        if callback is None:
-            return
-        returned = callback(self, step.index, step.timestep, {name: run.latents for name in names})
-        if returned is not None and not isinstance(returned, dict):
-            raise TypeError(f"the callback returned {returned!r}; return a dict of the tensors it was given, or None")
-        latents = (returned or {}).get("latents", run.latents)
-        if latents.shape != run.latents.shape:
-            raise ValueError(
-                f"the callback returned latents {tuple(latents.shape)}; return {tuple(run.latents.shape)}"
-            )
+        latents = call_back(self, callback, names, step.index, step.timestep, run.latents)
         if latents is not run.latents:
             if run.done and step.frames is not None and step.frames.shape == latents.shape:
                 step.frames = latents

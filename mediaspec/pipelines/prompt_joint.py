@@ -19,9 +19,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from diffusers.hooks import HookRegistry, ModelHook
-from diffusers.models.embeddings import apply_rotary_emb
 from torch import Tensor
 
+from .joint_projection import cogvideox_qkv, hunyuan_qkv, is_fused
 from .prompt_conditioning import PromptHandle, call_arguments
 
 __all__ = ["JointPlan", "install_joint", "joint_prompt_attention"]
@@ -112,10 +112,14 @@ def _text_bias(blocks: list[tuple[int, float]], plan: JointPlan, text_k: Tensor,
 
 
 class _CogVideoXPrompts:
-    """Processor of CogVideoX attention; text stands first."""
+    """Processor of CogVideoX attention; text stands first.
 
-    def __init__(self, holder: dict[str, JointPlan]) -> None:
-        self.holder = holder
+    Args:
+        holder: of the plan; fused: see `cogvideox_qkv`.
+    """
+
+    def __init__(self, holder: dict[str, JointPlan], fused: bool) -> None:
+        self.holder, self.fused = holder, fused
 
     def __call__(
         self,
@@ -128,18 +132,8 @@ class _CogVideoXPrompts:
         if attention_mask is not None:
             raise ValueError("a prompt bank takes no attention_mask in CogVideoX; the pipeline passes none")
         positions = encoder_hidden_states.shape[1]
-        states = torch.cat([encoder_hidden_states, hidden_states], 1)
-        if getattr(attn, "fused_projections", False):
-            parts = attn.to_qkv(states).chunk(3, -1)
-        else:
-            parts = (attn.to_q(states), attn.to_k(states), attn.to_v(states))
-        query, key, value = (one.unflatten(2, (attn.heads, -1)).transpose(1, 2) for one in parts)
-        query = query if attn.norm_q is None else attn.norm_q(query)
-        key = key if attn.norm_k is None else attn.norm_k(key)
-        video = [one[:, :, positions:] for one in (query, key, value)]
-        if image_rotary_emb is not None:
-            video[:2] = [apply_rotary_emb(one, image_rotary_emb) for one in video[:2]]
-        text = [one[:, :, :positions] for one in (query, key, value)]
+        qkv = cogvideox_qkv(attn, encoder_hidden_states, hidden_states, image_rotary_emb, fused=self.fused)
+        video, text = ([one[:, :, part] for one in qkv] for part in (slice(positions, None), slice(positions)))
         video_out, text_out = joint_prompt_attention(
             (video[0], video[1], video[2]), (text[0], text[1], text[2]), self.holder["plan"]
         )
@@ -165,26 +159,8 @@ class _HunyuanPrompts:
         attention_mask: Tensor | None = None,
         image_rotary_emb: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        def split(states: Tensor) -> Tensor:
-            return states.unflatten(2, (attn.heads, -1))
-
-        def project(states: Tensor, names: tuple[str, ...], norms: tuple[str, str]) -> list[Tensor]:
-            query, key, value = (split(getattr(attn, name)(states)) for name in names)
-            query_norm, key_norm = (getattr(attn, name, None) for name in norms)
-            query = query if query_norm is None else query_norm(query)
-            key = key if key_norm is None else key_norm(key)
-            return [query, key, value]
-
-        own = ("to_q", "to_k", "to_v")
-        double = attn.add_q_proj is not None
-        added = ("add_q_proj", "add_k_proj", "add_v_proj") if double else own
-        video: list[Any] = project(hidden_states, own, ("norm_q", "norm_k"))
-        text = project(
-            encoder_hidden_states, added, ("norm_added_q", "norm_added_k") if double else ("norm_q", "norm_k")
-        )
-        if image_rotary_emb is not None:
-            rotated: list[Any] = [apply_rotary_emb(one, image_rotary_emb, sequence_dim=1) for one in video[:2]]
-            video[:2] = rotated
+        video = hunyuan_qkv(attn, hidden_states, image_rotary_emb)
+        text = hunyuan_qkv(attn, encoder_hidden_states, added=attn.add_q_proj is not None)
         (vq, vk, vv), (tq, tk, tv) = ([one.transpose(1, 2) for one in part] for part in (video, text))
         video_out, text_out = joint_prompt_attention((vq, vk, vv), (tq, tk, tv), self.holder["plan"])
         video_out, text_out = video_out.transpose(1, 2).flatten(2), text_out.transpose(1, 2).flatten(2)
@@ -274,6 +250,6 @@ def install_joint(model: Any, handle: PromptHandle) -> None:
                 f"{name} has the processor {type(before).__name__}; the mass blend replaces {' or '.join(known)}, so "
                 "remove what installed it first"
             )
-        module.processor = (_HunyuanPrompts if hunyuan else _CogVideoXPrompts)(holder)
+        module.processor = _HunyuanPrompts(holder) if hunyuan else _CogVideoXPrompts(holder, is_fused(before))
         handle.add(partial(setattr, module, "processor", before))
         handle.modules.append(name)

@@ -34,27 +34,23 @@ from .continuation_inputs import (
     describe_schedule,
     digest,
     fingerprint,
-    frame_table,
     make_guard,
     pick_sampler,
     texts_of,
 )
 from .continuation_loading import load_base
 from .continuation_output import VideoContinuationOutput
-from .continuation_plan import expected_cost, make_plan
-from .continuation_run import ContinuationRun, CountedDecoder, Interrupted, MemoryAccount
-from .keywords import nearest, strict
+from .continuation_plan import check_window, expected_cost, make_plan
+from .continuation_run import ContinuationRun, CountedDecoder, MemoryAccount
+from .continuation_start import read_start
+from .keywords import strict
 from .samplers import Step
 from .seeds import row_seeds
 from .versions import versions
-from .video_frames import Frames
 from .video_history import VideoHistory
-from .video_input import to_video
-from .video_writer import VideoWriter, video_paths
+from .video_stream import Interrupted, VideoStream, call_back, check_output
 
 __all__ = ["VideoContinuationOutput", "VideoContinuationPipeline"]
-
-OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 
 
 class VideoContinuationPipeline:
@@ -277,52 +273,38 @@ class VideoContinuationPipeline:
                 parts on disk that belong to other settings.
         """
         # 1. Check and complete the arguments
-        if output_type not in OUTPUT_TYPES:
-            raise ValueError(f"output_type={output_type!r}; {nearest(output_type, OUTPUT_TYPES)}")
-        unknown = set(callback_on_step_end_tensor_inputs) - {"latents"}
-        if unknown:
-            raise ValueError(f"callback_on_step_end_tensor_inputs has {sorted(unknown)}; allowed is 'latents'")
+        check_output(output_type, output_path, callback_on_step_end_tensor_inputs)
         for name, value in (
             ("num_frames", num_frames), ("checkpoint_every", checkpoint_every), ("height", height), ("width", width),
             ("num_videos_per_prompt", num_videos_per_prompt), ("num_inference_steps", num_inference_steps),
         ):  # fmt: skip
             if value is not None or name not in ("height", "width", "num_inference_steps"):
                 check_count(name, value)
-        if output_path is not None and output_type == "latent":
-            raise ValueError("output_type='latent' returns latents and writes no pictures; leave output_path out")
-        if sum(one is not None for one in (video, image, history)) > 1:
-            raise ValueError("give one of video, image and history; each is what the video goes on from")
+        carrier = self.carrier
         if guidance_scale is None:
-            guidance_scale = self.carrier.default_guidance
-        past = [history] if isinstance(history, VideoHistory) else list(history or [])
+            guidance_scale = carrier.default_guidance
+        begin = read_start(carrier, video, image, history, height, width)
+        past, going_on = begin.past, bool(begin.past)
         prompts = texts_of(prompt, prompt_embeds, num_videos_per_prompt, len(past) or None)
-        pixels = None
-        if video is not None or image is not None:
-            pixels = to_video(video if image is None else image, height, width, "video" if image is None else "image")
-            if image is not None and pixels.shape[2] > 1:
-                raise ValueError(f"image holds {pixels.shape[2]} pictures; give them as video")
-            pixels = pixels[:, :, (pixels.shape[2] - 1) % self.carrier.temporal_ratio :]
-            height, width = pixels.shape[3:]
-        if past:
-            ratio = self.carrier.spatial_ratio
-            height, width = height or past[0].latent_shape[1] * ratio, width or past[0].latent_shape[2] * ratio
-        plan = make_plan(self.carrier, schedule, memory, num_inference_steps, height, width)
-        steps, guard, carrier = pick_sampler(self.carrier, sampler), make_guard(trained_length), self.carrier
-        if pixels is not None and plan.memory is None:
+        carrier.check_texts(prompts)
+        plan = make_plan(carrier, schedule, memory, num_inference_steps, begin.height, begin.width)
+        steps, guard = pick_sampler(carrier, sampler), make_guard(trained_length)
+        check_window(carrier, plan, guard)
+        if begin.pixels is not None and plan.memory is None:
             raise ValueError(
                 f"nothing shows the given pictures to the network: schedule {plan.schedule.name!r} comes without a "
                 "memory; write for instance memory=dict(name='window', last=4)"
             )
-        if plan.schedule.references.reverse and (past or return_history):
+        if plan.schedule.references.reverse and (going_on or return_history):
             raise ValueError("a video made from its end cannot be part of a chain; leave history out")
 
         # 2. Seeds, lengths, and what a run that goes on must share with the one it continues
-        if past and (seeds is not None or generator is not None):
+        if going_on and (seeds is not None or generator is not None):
             raise ValueError("a history has its seed; leave seeds and generator out")
-        row = [one.seed for one in past] if past else row_seeds(len(prompts), generator, seeds)
+        row = [one.seed for one in past] if going_on else row_seeds(len(prompts), generator, seeds)
         begun = time.perf_counter()
-        given = None if pixels is None else carrier.encode(pixels.to(carrier.device)).float()
-        seconds = {"total": begun, "encode": time.perf_counter() - begun, "denoise": 0.0, "decode": 0.0, "write": 0.0}
+        begin.encode(carrier)
+        encoded = time.perf_counter() - begun
         shared = {
             "carrier": carrier.name, "carrier_settings": describe_carrier(carrier), "model": fingerprint(carrier),
             "latent_shape": list(plan.shape),
@@ -330,68 +312,49 @@ class VideoContinuationPipeline:
             "sampler": {"class": type(steps).__name__, "kind": steps.kind, "eta": steps.eta},
             "trained_length": None if guard is None else vars(guard).copy(),
         }  # fmt: skip
-        for one in past:
-            one.check(shared)
-        if output_type != "latent" and carrier.temporal_ratio > 1 and not all(one.decoder for one in past):
-            raise ValueError("the history was made with output_type='latent', without pictures; go on with the same")
-        if past and len({(one.pictures, one.given) for one in past}) > 1:
-            raise ValueError("the histories are of videos of different lengths; go on with them one by one")
-        before = 0 if given is None else given.shape[2]
-        shown = 0
-        if past:
-            before, shown = past[0].given, past[0].pictures
+        begin.check(carrier, shared, output_type)
+        given, before, shown = begin.latents, begin.frames, begin.shown
         frames = carrier.latent_frames(shown + num_frames, after=before > 0)
-        start = before + int(past[0].rollout["emitted"]) if past else 0
+        tables = [begin.tables(i, actions, poses, frames) for i in range(len(prompts))]
         settings = {
             **shared, "num_frames": num_frames, "height": plan.height, "width": plan.width, "guidance_scale":
             guidance_scale, "negative_prompt": negative_prompt, "given": digest(given), "num_shown": shown,
             "embeds": digest(prompt_embeds, negative_prompt_embeds),
             "conditioning": {key: _told(value) for key, value in sorted((conditioning or {}).items())},
+            "actions": digest(tables[0][0]), "poses": digest(tables[0][1]),
         }  # fmt: skip
-        tables = []
-        for i in range(len(prompts)):
-            old = past[i] if past else None
-            tables.append((
-                frame_table(actions, "actions", before + frames, None if old is None else old.actions, start, before),
-                frame_table(poses, "poses", before + frames, None if old is None else old.poses, start, before),
-            ))  # fmt: skip
-        settings["actions"], settings["poses"] = (digest(one) for one in tables[0])
-        carrier.steer(*tables[0])  # what does not fit raises here, before anything is on disk
-
-        paths = None if output_path is None else video_paths(output_path, len(prompts))  # type: ignore[arg-type]
-        writers: list[VideoWriter | None] = [None] * len(prompts)
-        for i, path in enumerate(paths or []):
-            own = {**settings, "prompt": prompts[i], "seed": row[i], "history": _digest_history(past, i)}
-            writers[i] = VideoWriter(path, own, fps=fps, resume=resume, overwrite=overwrite)
+        carrier.steer(*tables[0])  # what does not fit raises here, before the texts are encoded
+        own = [
+            {**settings, "prompt": text, "seed": seed, "history": begin.digest(i)}
+            for i, (text, seed) in enumerate(zip(prompts, row, strict=True))
+        ]
+        stream = VideoStream(
+            own, num_frames, output_type=output_type, output_path=output_path, fps=fps, resume=resume,
+            overwrite=overwrite, checkpoint_every=checkpoint_every,
+        )  # fmt: skip
+        stream.seconds |= {"total": begun, "encode": encoded}
 
         # 3. Make the videos one by one
         carrier.follow(plan.schedule)
         self._interrupt = False
-        videos: list[Frames] = []
-        resumed: list[int | None] = []
-        accounts: list[MemoryAccount | None] = []
-        kept: list[VideoHistory | None] = []
+        accounts: list[MemoryAccount | None] = [None] * len(prompts)
+        kept: list[VideoHistory | None] = [None] * len(prompts)
         ar_steps = calls = new_frames = 0
-        for i, (text, seed, writer) in enumerate(zip(prompts, row, writers, strict=True)):
-            if self._interrupt or (writer is not None and writer.complete):
-                resumed.append(None)
-                accounts.append(None)
-                kept.append(None)
-                continue
-            begun = time.perf_counter()
+        for i in stream.missing(lambda: self._interrupt):
             embeds, unwanted = (_row(one, i) for one in (prompt_embeds, negative_prompt_embeds))
-            seen = past[i].image if past else None if pixels is None else pixels[:, :, -1]
+            seen = begin.picture(i)
             carrier.reset()
-            carrier.condition(
-                text, negative_prompt, guidance_scale, batch=1, prompt_embeds=embeds, negative_prompt_embeds=unwanted,
-                image=None if seen is None else seen.to(carrier.device), **(conditioning or {}),
-            )  # fmt: skip
-            seconds["encode"] += time.perf_counter() - begun
+            with stream.timed("encode"):
+                carrier.condition(
+                    prompts[i], negative_prompt, guidance_scale, batch=1, prompt_embeds=embeds,
+                    negative_prompt_embeds=unwanted, image=None if seen is None else seen.to(carrier.device),
+                    **(conditioning or {}),
+                )  # fmt: skip
             carrier.steer(*tables[i])
             placed = [None if one is None else one.to(carrier.device) for one in tables[i]]
             if plan.memory is not None:
                 plan.memory.reset()
-            noise = FrameNoise(torch.tensor([seed], device=carrier.device), plan.shape)
+            noise = FrameNoise(torch.tensor([row[i]], device=carrier.device), plan.shape)
             run = ContinuationRun(
                 carrier, plan.schedule, steps, noise, num_frames=frames, memory=plan.memory, history=given,
                 actions=placed[0], poses=placed[1], guard=guard,
@@ -399,30 +362,27 @@ class VideoContinuationPipeline:
             )  # fmt: skip
             decoder = None
             if output_type != "latent":
-                network = getattr(carrier.pipe, "vae", None)
-                decoder = CountedDecoder(carrier.decoder(), num_frames, network)
-            film = Frames(decoder, num_frames, output_type, writer, seconds)
-            went_on = film.restore(run)  # type: ignore[arg-type]
-            resumed.append(went_on)
-            if went_on is None and past:
-                run.resume(past[i].rollout)
-                if decoder is not None and past[i].decoder:
-                    decoder.load(past[i].decoder, given=0)
-            elif went_on is None and decoder is not None and given is not None and carrier.temporal_ratio > 1:
-                decoder.skip(given[0])
-            first, asked = run.index, run.calls
-            self._roll(run, film, seconds, checkpoint_every, went_on is None and bool(past))
+                decoder = CountedDecoder(carrier.decoder(), num_frames, getattr(carrier.pipe, "vae", None))
+            with stream.film(i, run, decoder) as film:
+                fresh = stream.resumed[i] is None
+                if fresh and going_on:
+                    run.resume(past[i].rollout)
+                    if decoder is not None and past[i].decoder:
+                        decoder.load(past[i].decoder, given=0)
+                elif fresh and decoder is not None and given is not None and carrier.temporal_ratio > 1:
+                    decoder.skip(given[0])
+                first, asked = run.index, run.calls
+                if fresh and going_on and decoder is not None:  # pictures made by the earlier call and not handed out
+                    film.add(Step(run.index, torch.zeros(()), torch.zeros(carrier.latent_channels, 0, 1, 1)))
+                with tqdm(total=run.total, initial=min(run.index, run.total), **self._bar) as bar:
+                    stream.roll(film, run, run.advance, stopped=lambda: self._interrupt, bar=bar)
             ar_steps, calls = ar_steps + run.index - first, calls + run.calls - asked
             pictures = min(num_frames, carrier.pictures(run.emitted, after=before > 0) - shown)
             new_frames += pictures
-            if run.done:
-                film.finish()
-            videos.append(film)
-            accounts.append(run.account)
-            kept.append(None)
+            accounts[i] = run.account
             if return_history:
-                kept[-1] = VideoHistory(
-                    seed, shown + pictures, before, plan.shape, shared,
+                kept[i] = VideoHistory(
+                    row[i], shown + pictures, before, plan.shape, shared,
                     run.state_dict(), {} if decoder is None else decoder.state(), *tables[i],
                     seen if carrier.reads_picture else None,
                 )  # fmt: skip
@@ -431,53 +391,21 @@ class VideoContinuationPipeline:
         carrier.reset()
         if hasattr(self.base, "maybe_free_model_hooks"):
             self.base.maybe_free_model_hooks()
-        seconds["total"] = time.perf_counter() - seconds["total"]
+        out, paths, seconds = stream.close(), stream.paths, stream.seconds
         stats = {
             "carrier": carrier.name, "schedule": plan.schedule.name, "num_frames": num_frames, "latent_frames": frames,
             "ar_steps": ar_steps, "model_calls": calls,
             "memory": [None if one is None else vars(one) for one in accounts], "seconds": seconds,
             "seconds_per_frame": seconds["total"] / new_frames if new_frames else None, "settings": settings,
-            "seeds": row, "resumed": resumed, "interrupted": self._interrupt, "versions": versions(),
+            "seeds": row, "resumed": stream.resumed, "interrupted": self._interrupt, "versions": versions(),
         }  # fmt: skip
-        out = None if paths is not None else Frames.joined(videos, output_type)
         if not return_dict:
             return (out if paths is None else paths, stats)
         return VideoContinuationOutput(frames=out, paths=paths, history=kept if return_history else None, stats=stats)
 
-    def _roll(
-        self, run: ContinuationRun, film: Frames, seconds: dict[str, float], checkpoint_every: int, chained: bool
-    ) -> None:
-        """Makes steps until the video is done or the call is interrupted."""
-        if chained and film.output_type != "latent":  # pictures that the earlier call made and did not hand out
-            film.add(Step(run.index, torch.zeros(()), torch.zeros(run.carrier.latent_channels, 0, 1, 1)))
-        saved = True
-        with tqdm(total=run.total, initial=min(run.index, run.total), **self._bar) as bar:
-            while not run.done and not self._interrupt:
-                begun = time.perf_counter()
-                try:
-                    step = run.advance()
-                except Interrupted:
-                    break
-                finally:
-                    seconds["denoise"] += time.perf_counter() - begun
-                film.add(step)
-                saved = run.done or run.index % checkpoint_every == 0
-                if saved:
-                    film.keep(run)  # type: ignore[arg-type]
-                bar.update()
-        if not saved:
-            film.keep(run)  # type: ignore[arg-type]
-
     def _reporter(self, callback: Any, names: Sequence[str]) -> Callable[[int, Tensor, Tensor], Tensor]:
         def report(step: int, levels: Tensor, latents: Tensor) -> Tensor:
-            returned = None if callback is None else callback(self, step, levels, {name: latents for name in names})
-            if returned is not None and not isinstance(returned, dict):
-                raise TypeError(
-                    f"the callback returned {returned!r}; return a dict of the tensors it was given, or None"
-                )
-            new: Tensor = (returned or {}).get("latents", latents)
-            if new.shape != latents.shape:
-                raise ValueError(f"the callback returned latents {tuple(new.shape)}; return {tuple(latents.shape)}")
+            new = call_back(self, callback, names, step, levels, latents)
             if self._interrupt:
                 raise Interrupted
             return new
@@ -492,7 +420,3 @@ def _row(embeds: Tensor | None, i: int) -> Tensor | None:
 
 def _told(value: Any) -> str | None:
     return digest(value) if isinstance(value, Tensor) else repr(value)
-
-
-def _digest_history(past: Sequence[VideoHistory], i: int) -> str | None:
-    return digest(*past[i].rollout.values()) if past else None

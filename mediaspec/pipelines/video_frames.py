@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import PIL.Image
 import torch
 from torch import Tensor
 
-from .samplers import Sampler, Step
+from .samplers import Step
 from .video_writer import VideoWriter
 
-__all__ = ["Frames"]
+__all__ = ["Frames", "Run"]
+
+
+class Run(Protocol):
+    """What makes one video step by step, as its frames need to know it: a `Sampler`, a `ContinuationRun`."""
+
+    index: int
+    """Steps that were made."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the video is whole."""
+
+    def state(self) -> dict[str, Any]:
+        """Tensors and numbers from which `load` goes on exactly."""
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from a `state()`."""
 
 
 class Frames:
     """Where the frames of one video go.
 
     Args:
-        decoder: latents [C, n, h, w] to pictures, see `FrameDecoder`.
+        decoder: latents [C, n, h, w] to pictures, see `FrameDecoder`; None for latents.
         num_frames: pictures to keep; more are cut (latents of a Wan model stand for 4 each).
         output_type: "pil", "np", "pt" or "latent".
         writer: takes the pictures; without one they stay in memory.
@@ -58,14 +75,14 @@ class Frames:
                 self.kept.append(_bytes(some) if self.output_type == "pil" else some.float().cpu())
             self.seconds["write"] += time.perf_counter() - begun
 
-    def keep(self, run: Sampler) -> None:
-        """Saves the sampler's and the decoder's state beside the frames."""
+    def keep(self, run: Run) -> None:
+        """Saves the state of what makes the video, and the decoder's, beside the frames."""
         if self.writer is not None:
             begun = time.perf_counter()
             self.writer.save({"sampler": run.state(), "decoder": self.decoder.state()})
             self.seconds["write"] += time.perf_counter() - begun
 
-    def restore(self, run: Sampler) -> int | None:
+    def restore(self, run: Run) -> int | None:
         """Takes `run` up where an earlier call left it; returns the steps it had made, or None."""
         state = None if self.writer is None else self.writer.state()
         if state is None or self.writer is None:

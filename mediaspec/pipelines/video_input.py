@@ -5,6 +5,7 @@ T pictures, H x W pixels.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,10 +119,11 @@ def read_video_file(path: str | os.PathLike[str]) -> list[PIL.Image.Image]:
         reader: Any = imageio.get_reader(path)
         with reader:
             return [PIL.Image.fromarray(np.asarray(one)) for one in reader]
-    except ImportError as error:
-        raise ValueError(f"{path.name} needs ffmpeg ({error}); pip install 'mediaspec[video]'") from error
     except Exception as error:
-        raise ValueError(f"{path} cannot be read as a video ({error})") from error
+        why = f"({error})"
+        if path.suffix.lower() != ".gif" and importlib.util.find_spec("imageio_ffmpeg") is None:
+            why = "without ffmpeg; write: pip install 'mediaspec[video]'"  # imageio names its own extras
+        raise ValueError(f"{path} cannot be read as a video {why}") from error
 
 
 def _open(path: Path) -> PIL.Image.Image:

@@ -4,7 +4,8 @@ While a video is made, `<path>.parts/` holds its frames as PNG files, the sample
 last frame is there, they become one file (or one folder of PNG files), which appears at once under its name, with its
 settings beside it, and the parts go. Every file is written under another name first and then renamed, so a kill at any
 moment leaves either the old one or the new one, and a resumed run makes the same bytes as an undisturbed one. A lock
-in the parts, which the system releases when a process dies, keeps two processes from writing one video.
+in the parts, which the system releases when a process dies, keeps two processes from writing one video. Nothing is
+written before `open`, so that a call whose inputs turn out wrong leaves no file behind.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,19 +47,19 @@ def video_paths(path: str | os.PathLike[str] | list[Any], count: int) -> list[Pa
 
 
 class VideoWriter:
-    """Writes one video.
+    """Writes one video. Making the object only looks; the first call that needs them makes the parts (`open`).
 
     Args:
         path: ends in .mp4 (needs `imageio-ffmpeg`), .gif, or has no ending: a folder of PNG files. A GIF merges equal
             neighbouring frames into one that stays longer.
         settings: JSON-ready; whatever decides how the video looks. Parts made with others are refused.
         fps: frames per second of the finished file.
-        resume: go on with parts that are there; False throws them away.
+        resume: go on with parts that are there; False throws them away (not before `open`).
         overwrite: replace a finished video of other settings.
 
     Raises:
-        ValueError: an unknown ending, no ffmpeg, parts or a finished video with other settings, or another process
-            that is writing the video.
+        ValueError: an unknown ending, no ffmpeg, a place that cannot be written, parts or a finished video with other
+            settings.
 
     Example:
         >>> writer = VideoWriter("ball.gif", {"seed": 0})  # doctest: +SKIP
@@ -83,13 +85,54 @@ class VideoWriter:
         self.frames = self.parts / "frames"
         self.count = 0
         self._lock: IO[bytes] | None = None
+        self._resume, self._opened = resume, False
+        self._made: list[Path] = []
         self._drop_leftovers()
         self.complete = self._is_finished(resume, overwrite)
         if not self.complete:
-            self._prepare(resume)
+            self._check_place()
+            self._check_parts()
+
+    def open(self) -> None:
+        """Makes the parts, or takes up those that are there; from now on no other process writes the video.
+
+        Raises:
+            ValueError: another process is writing it, or has begun it with other settings meanwhile.
+        """
+        if self._opened or self.complete:
+            return
+        self._made = [one for one in (self.parts, *self.parts.parents) if not one.exists()]
+        self.parts.mkdir(parents=True, exist_ok=True)
+        if not self._take_lock():
+            raise ValueError(f"another process is writing {self.path}; wait for it, or choose another output_path")
+        self._opened = True
+        try:
+            self._check_parts()
+        except ValueError:
+            self._unlock()
+            self._opened = False
+            raise
+        if not self._resume:
+            (self.parts / "state.pt").unlink(missing_ok=True)
+            if self.frames.exists():
+                shutil.rmtree(self.frames)
+        self.frames.mkdir(parents=True, exist_ok=True)
+        _write_json(self.parts / "settings.json", self.settings)
+
+    def withdraw(self) -> None:
+        """Takes away what `open` made, folders on the way included, if no frame and no state came of it."""
+        if not self._opened or self.complete or self._has_work():
+            return
+        shutil.rmtree(self.parts)
+        self._unlock()
+        self._opened = False
+        for folder in self._made[1:]:
+            with suppress(OSError):  # others may have put something there
+                folder.rmdir()
 
     def state(self) -> dict[str, Any] | None:
         """What `save` was given last, with `count` set to its frames; None when nothing usable is there."""
+        self.open()
         file = self.parts / "state.pt"
         if self.complete or not file.exists():
             return None
@@ -108,6 +151,7 @@ class VideoWriter:
 
     def write(self, frames: Tensor) -> None:
         """Appends frames [n, 3, H, W] in [0, 1]."""
+        self.open()
         pixels = (frames.detach().float().clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
         for picture in pixels:
             target = self._frame(self.count)
@@ -118,6 +162,7 @@ class VideoWriter:
 
     def save(self, state: dict[str, Any]) -> None:
         """Keeps `state` (tensors, numbers, texts) as belonging to the frames written so far."""
+        self.open()
         file = self.parts / "state.pt"
         unfinished = file.with_suffix(".tmp")
         with open(unfinished, "wb") as stream:
@@ -135,6 +180,7 @@ class VideoWriter:
         """
         if self.complete:
             return self.path
+        self.open()
         for extra in self.frames.iterdir():  # left by a killed run that had come further than its saved state
             if extra.suffix != ".png" or not extra.stem.isdigit() or int(extra.stem) >= self.count:
                 extra.unlink()
@@ -188,24 +234,22 @@ class VideoWriter:
         reason = "is there already" if stored is None else f"was made with {_difference(stored, self.settings)}"
         raise ValueError(f"{self.path} {reason}; choose another output_path, or write overwrite=True")
 
-    def _prepare(self, resume: bool) -> None:
-        self.parts.mkdir(parents=True, exist_ok=True)
-        if not self._take_lock():
-            raise ValueError(f"another process is writing {self.path}; wait for it, or choose another output_path")
+    def _check_place(self) -> None:
+        """Raises ValueError where no file can be made."""
+        place = next(one for one in self.path.absolute().parents if one.exists())
+        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+            reason = "there is no permission" if place.is_dir() else "it is a file"
+            raise ValueError(f"cannot write to {place}: {reason}; choose another output_path")
+
+    def _check_parts(self) -> None:
+        """Raises ValueError where the parts hold work of other settings that may not be thrown away."""
         stored = _read_json(self.parts / "settings.json")
-        if not resume:
-            (self.parts / "state.pt").unlink(missing_ok=True)
-            if self.frames.exists():
-                shutil.rmtree(self.frames)
-        elif stored != self.settings and self._has_work():
+        if self._resume and stored != self.settings and self._has_work():
             made = "settings that cannot be read" if stored is None else _difference(stored, self.settings)
-            self._unlock()
             raise ValueError(
                 f"{self.parts} holds an unfinished video made with {made}; finish it with those settings, choose "
                 "another output_path, or write resume=False to begin again"
             )
-        self.frames.mkdir(parents=True, exist_ok=True)
-        _write_json(self.parts / "settings.json", self.settings)
 
     def _drop_leftovers(self) -> None:
         """Removes parts of the finished video: a kill came between its last rename and the end of its parts."""

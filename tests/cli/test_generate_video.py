@@ -128,13 +128,15 @@ def test_killed_and_run_again_gives_the_same_files(command, video_model, tmp_pat
     (("  ",), "is empty"),
     (("a", "--model", "moving-emojy"), "did you mean 'moving-emoji'"),
     (("a", "--attention", "tiara", "--alpha", "-1"), "alpha"),
+    (("a", "--num-inference-steps", "0"), "num_inference_steps=0"),
+    (("a", "--height", "15"), "divisible by 8"),
 ])  # fmt: skip
 def test_errors_say_what_to_write(command, video_model, tmp_path, arguments, message: str) -> None:
     given = [video_model if a is None else a for a in arguments]
     model = () if "--model" in given else ("--model", video_model)
     result = command("generate", "video", *given, "--out", tmp_path / "o", *model)
     assert result.exit_code == 2 and result.stderr.startswith("error: ") and message in result.stderr, result.output
-    assert "Traceback" not in result.output
+    assert "Traceback" not in result.output and not list(tmp_path.iterdir())
 
 
 def test_another_models_folder_and_other_settings_are_refused(command, model, video_model, tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -270,9 +271,12 @@ def test_the_revisit_that_is_shown_has_the_needle() -> None:
     assert revisit_frame(episode, len(episode)) is None
 
 
-def test_missing_weights_and_names() -> None:
+def test_missing_weights_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="train_frame_dit.py --world raymaze --memory cross"):
         find_trained("raymaze", "cross", Path("nowhere"))
+    monkeypatch.setitem(sys.modules, "vizdoom", None)
+    with pytest.raises(ValueError, match=r"pip install 'mediaspec\[worlds\]'.*no trained model"):
+        find_trained("vizdoom", "window", Path("nowhere"))
     with pytest.raises(ValueError, match="write 'pack_k2'"):
         parse_memories("window,pak_k2")
     with pytest.raises(ValueError, match="different names"):

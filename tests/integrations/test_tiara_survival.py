@@ -20,7 +20,7 @@ import mediaspec
 from mediaspec.attention.tiara import TiARA
 from mediaspec.integrations.tiara_temporal import TiaraAttnProcessor, temporal_attentions
 
-from .tiny_video import FRAMES, Custom, Manual, animatediff, generate, motion, run
+from .tiny_temporal import FRAMES, Custom, Manual, animatediff, generate, motion, run
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,8 @@ def unet():
 
 
 @pytest.fixture(scope="module")
-def pipe(tmp_path_factory):
-    return animatediff(tmp_path_factory.mktemp("tokenizer"))
+def pipe():
+    return animatediff()
 
 
 def test_free_noise_before_and_after(pipe):
@@ -128,9 +128,9 @@ def image_prompt(unet: Any) -> dict[str, dict[str, torch.Tensor]]:
     }
 
 
-def test_image_prompts_loaded_and_unloaded_meanwhile(tmp_path):
+def test_image_prompts_loaded_and_unloaded_meanwhile():
     """diffusers makes a new processor of every module's class; the edit comes back, and goes as it came."""
-    pipe = animatediff(tmp_path)
+    pipe = animatediff()
     unet, g = pipe.unet, torch.Generator().manual_seed(1)
     sample, text = torch.randn(1, 4, FRAMES, 4, 4, generator=g), torch.randn(FRAMES, 5, 32, generator=g)
 

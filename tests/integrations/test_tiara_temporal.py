@@ -15,7 +15,7 @@ from mediaspec.attention.tiara import TiARA, adaptive_bias, corner_bias, edit_ro
 from mediaspec.integrations.tiara_temporal import TiaraAttnProcessor, install, temporal_attentions
 from mediaspec.integrations.video_context import VideoContext
 
-from .tiny_video import BUILDERS, FRAMES, Custom, Manual, animatediff, generate, motion, run
+from .tiny_temporal import BUILDERS, FRAMES, Custom, Manual, animatediff, generate, motion, run
 
 # one layer per level. motion: 1 + 1 down, 1 mid, 2 + 2 up modules of two attentions. unet3d, i2vgen: transformer_in, 1
 # down, 1 mid and 2 up of two. svd: 1 down, 1 mid and 2 up of one. latte: two layers of one
@@ -48,8 +48,8 @@ def unet():
 
 
 @pytest.fixture(scope="module")
-def pipe(tmp_path_factory):
-    return animatediff(tmp_path_factory.mktemp("tokenizer"))
+def pipe():
+    return animatediff()
 
 
 @pytest.mark.parametrize("route", ["processor", "hook"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,6 @@ from mediaspec.memory.base import FrameGroup, MemoryRead
 from mediaspec.memory.frame_noise import FrameNoise
 from mediaspec.memory.full import FullMemory
 from mediaspec.memory.pack import PackMemory
-from mediaspec.pipelines.carriers import carrier_for
-from mediaspec.pipelines.carriers.base import Carrier
 from mediaspec.pipelines.carriers.far import FARCarrier, chunks_of
 from mediaspec.pipelines.carriers.framepack import FramePackCarrier
 from mediaspec.pipelines.carriers.helios import HeliosCarrier
@@ -27,6 +24,7 @@ from . import tiny_packed
 from .tiny_packed import (
     CELLS,
     CLOSE,
+    NAMES,
     frames_of,
     noise_of,
     randn,
@@ -39,30 +37,6 @@ from .tiny_packed import (
 from .tiny_video import WIDTH
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(scope="module")
-def framepack() -> Any:
-    return tiny_packed.framepack()
-
-
-@pytest.fixture(scope="module")
-def helios() -> Any:
-    return tiny_packed.helios()
-
-
-@pytest.fixture(scope="module")
-def far() -> Any:
-    return tiny_packed.far()
-
-
-@pytest.fixture
-def carriers(framepack: Any, helios: Any, far: Any) -> dict[str, Callable[..., Carrier]]:
-    pipes = {"framepack": framepack, "helios": helios, "far": far}
-    return {name: lambda _pipe=pipe, **settings: carrier_for(_pipe, **settings) for name, pipe in pipes.items()}
-
-
-NAMES = ("framepack", "helios", "far")
 
 
 # ---- as their own pipelines

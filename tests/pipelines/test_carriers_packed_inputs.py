@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
 from typing import Any
 
 import numpy as np
@@ -19,34 +19,10 @@ from mediaspec.pipelines.carriers.helios import HeliosCarrier
 from mediaspec.pipelines.carriers.packed import dynamic_shift
 
 from . import tiny_packed
-from .tiny_packed import frames_of, randn, told, written
+from .tiny_packed import NAMES, frames_of, randn, told, written
 from .tiny_video import WIDTH
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(scope="module")
-def framepack() -> Any:
-    return tiny_packed.framepack()
-
-
-@pytest.fixture(scope="module")
-def helios() -> Any:
-    return tiny_packed.helios()
-
-
-@pytest.fixture(scope="module")
-def far() -> Any:
-    return tiny_packed.far()
-
-
-@pytest.fixture
-def carriers(framepack: Any, helios: Any, far: Any) -> dict[str, Callable[..., Carrier]]:
-    pipes = {"framepack": framepack, "helios": helios, "far": far}
-    return {name: lambda _pipe=pipe, **settings: carrier_for(_pipe, **settings) for name, pipe in pipes.items()}
-
-
-NAMES = ("framepack", "helios", "far")
 
 
 # ---- pictures and texts
@@ -96,6 +72,19 @@ def test_texts_and_pictures_are_encoded(framepack: Any, far: Any) -> None:
     causal = FARCarrier(far, max_sequence_length=12)
     causal.condition("a red apple")
     assert causal.conditioning.embeds.shape == (1, 12, WIDTH)
+
+
+def test_signatures_tell_all_arguments() -> None:
+    """Also those that a class hands on to its base."""
+    shared, told, far = (
+        inspect.signature(kind.condition).parameters for kind in (Carrier, FramePackCarrier, FARCarrier)
+    )
+    assert set(told) - set(shared) == {
+        "true_cfg_scale", "image_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds",
+        "prompt_attention_mask", "negative_prompt_attention_mask",
+    }  # fmt: skip
+    assert not set(shared) - set(told) and list(told)[:4] == list(shared)[:4]
+    assert told["guidance_scale"].default == 6.0 and dict(far) == dict(shared)
 
 
 # ---- which network, wrong inputs

@@ -271,14 +271,16 @@ def test_several_videos_get_a_file_each(pipe: LongVideoPipeline, tmp_path: Path)
         ({"checkpoint_every": 0}, "checkpoint_every=0"),
         ({"sampler_settings": {"stride": 99}, "output_path": "x.gif"}, "stride=99"),
         ({"sampler": "outpaint", "sampler_settings": {"overlap": 16}, "output_path": "x.gif"}, "overlap=16"),
+        ({"fps": 0}, "fps=0"),
+        ({"callback_on_step_end": lambda *_: {"latents": torch.zeros(1)}}, "the callback returned latents"),
     ],
 )
-def test_bad_arguments_are_refused_before_anything_runs(
+def test_bad_arguments_are_refused_and_leave_no_file_behind(
     pipe: LongVideoPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
-        pipe(**{"prompt": PROMPT, "num_frames": 26, "num_inference_steps": 2, **call})
+        pipe(**{"prompt": PROMPT, "num_frames": 26, "num_inference_steps": 2, "output_path": "new/x.gif", **call})
     assert not list(tmp_path.iterdir())
 
 

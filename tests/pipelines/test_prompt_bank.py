@@ -277,6 +277,20 @@ def test_cogvideox_one_prompt_and_the_negative_branch_stay(rotary: bool, fused: 
     assert torch.equal(cog_call(model, text, rotary), before)
 
 
+def test_cogvideox_unfused_reads_its_own_matrices_again() -> None:
+    """diffusers keeps the joined matrix and its flag after unfusing; weights changed later are not in it."""
+    models = [tiny_video.cogvideox(), tiny_video.cogvideox()]
+    models[0].fuse_qkv_projections()
+    models[0].unfuse_qkv_projections()
+    two, outputs = bank(line=Timeline.of([("a", 0, 3), ("b", 12, 16)]), gate=PromptGate.always()), []
+    for model in models:
+        with torch.no_grad():
+            model.transformer_blocks[0].attn1.to_v.weight.mul_(3)
+        with install_prompt_bank(model, two):
+            outputs.append(cog_call(model, two.anchor))
+    assert torch.equal(*outputs)
+
+
 def test_joint_attention_equals_the_dense_biased_softmax() -> None:
     from mediaspec.pipelines.prompt_joint import JointPlan, joint_prompt_attention
 
@@ -297,8 +311,8 @@ def test_joint_attention_equals_the_dense_biased_softmax() -> None:
     length = frames * tokens + prompts * words
     bias = torch.zeros(2, length, length, dtype=torch.float64)
     for row in range(2):
-        bias[row, : frames * tokens, frames * tokens :] = share.log().repeat_interleave(tokens, 0).repeat_interleave(
-            words, 1
+        bias[row, : frames * tokens, frames * tokens :] = (
+            share.log().repeat_interleave(tokens, 0).repeat_interleave(words, 1)
         )
         own = torch.eye(prompts, dtype=torch.float64).log().repeat_interleave(words, 0).repeat_interleave(words, 1)
         bias[row, frames * tokens :, frames * tokens :] = own

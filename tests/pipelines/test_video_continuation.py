@@ -266,43 +266,7 @@ def test_save_and_load(pipe: VideoContinuationPipeline, tmp_path: Path) -> None:
         pipe.enable_model_cpu_offload()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_frames": 0}, "whole number"),
-        ({"output_type": "pli"}, "did you mean 'pil'"),
-        ({"prompt": "a ball"}, "actions= and poses="),
-        ({"actions": None}, "needs actions"),
-        ({"actions": np.full(GIVEN + N, 7)}, "0 to 2"),
-        ({"poses": np.zeros((GIVEN + N, 3))}, "columns of the world"),
-        ({"poses": np.full((GIVEN + N, 2), np.nan)}, "NaN"),
-        ({"actions": np.full(5, 2)}, "5 rows for 19 frames"),
-        ({"memory": "window"}, "trained with 'pack_k2'"),
-        ({"memory": {"kep": 3}}, "did you mean 'keep'"),
-        ({"memory": 3}, "FrameMemory"),
-        ({"schedule": "outpainted"}, "outpainting"),
-        ({"schedule": {"stps": 3}, "num_inference_steps": None}, "steps"),
-        ({"schedule": 5}, "WindowSchedule"),
-        ({"guidance_scale": 3.0}, "no guidance"),
-        ({"video": np.zeros((0, 64, 64, 3))}, "no pictures"),
-        ({"video": np.full((2, 64, 64, 3), 7.0)}, "0..1"),
-        ({"video": np.full((2, 64, 64, 3), np.nan)}, "NaN"),
-        ({"video": np.zeros((2, 32, 64, 3))}, "64 x"),
-        ({"image": np.zeros((64, 64, 3))}, "one of video"),
-        ({"seeds": [1, 2]}, "2 seeds"),
-        ({"height": 32}, "64"),
-        ({"trained_length": {"frams": 3}}, "did you mean 'frames'"),
-        ({"callback_on_step_end_tensor_inputs": ["noise"]}, "latents"),
-        ({"output_path": "x", "output_type": "latent"}, "writes no pictures"),
-        ({"sampler": "eular"}, "euler"),
-    ],
-)  # fmt: skip
-def test_refusals(pipe: VideoContinuationPipeline, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pipe(**{**walk(N), "num_frames": N, **CALL, **changes})
-
-
-def test_videos_are_read_from_files(tmp_path: Path) -> None:
+def test_videos_are_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     colours = [PIL.Image.new("RGB", (16, 8), (60 * i, 0, 255 - 60 * i)) for i in range(4)]
     colours[0].save(tmp_path / "a.gif", save_all=True, append_images=colours[1:])
     (tmp_path / "folder").mkdir()
@@ -313,8 +277,12 @@ def test_videos_are_read_from_files(tmp_path: Path) -> None:
     assert (to_video(str(tmp_path / "a.gif")) - wanted).abs().max() < 0.1
     for name in ("cut.gif", "cut.png", "cut.mp4"):
         (tmp_path / name).write_bytes((tmp_path / "a.gif").read_bytes()[:5])
-        with pytest.raises(ValueError, match=f"{name} cannot be read|needs ffmpeg"):
+        with pytest.raises(ValueError, match=f"{name} cannot be read"):
             to_video(tmp_path / name)
+    for name in ("imageio_ffmpeg", *(f"imageio.plugins.{one}" for one in ("ffmpeg", "pyav", "opencv"))):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ValueError, match=r"cut.mp4 cannot be read.*pip install 'mediaspec\[video\]'"):
+        to_video(tmp_path / "cut.mp4")
 
 
 def test_actions_are_read(tmp_path: Path) -> None:
@@ -327,11 +295,6 @@ def test_actions_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('["rihgt"]')
     with pytest.raises(ValueError, match="'rihgt'"):
         parse_actions(str(tmp_path / "a.json"), 3, "panoroom")
-
-
-def test_a_misspelt_keyword_names_the_nearest(pipe: VideoContinuationPipeline) -> None:
-    with pytest.raises(TypeError, match="did you mean 'num_frames'"):
-        pipe(num_frame=3)
 
 
 # ----------------------------------------------------------------------------------------------------------------- Wan

@@ -181,16 +181,35 @@ def test_parts_without_readable_settings_are_not_mixed_with_others(tmp_path: Pat
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
 def test_two_processes_do_not_write_one_video(tmp_path: Path) -> None:
     writer = VideoWriter(tmp_path / "clip.gif", {"seed": 0})
+    assert not writer.parts.exists()
+    writer.open()
     lock = writer.parts / "lock"
-    VideoWriter(tmp_path / "clip.gif", {"seed": 0})  # one process may begin again
+    VideoWriter(tmp_path / "clip.gif", {"seed": 0}).open()  # one process may begin again
     del writer
     code = f"import fcntl; f = open({str(lock)!r}, 'wb'); fcntl.lockf(f, 2); print('held', flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
         with pytest.raises(ValueError, match="another process is writing"):
-            VideoWriter(tmp_path / "clip.gif", {"seed": 0})
+            VideoWriter(tmp_path / "clip.gif", {"seed": 0}).open()
         other.communicate("\n")
     make(tmp_path / "clip.gif")
+
+
+def test_parts_are_taken_away_as_long_as_nothing_is_in_them(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    first = VideoWriter(tmp_path / "a" / "b" / "clip.gif", {"seed": 0})
+    first.withdraw()  # not begun
+    first.open()
+    assert first.frames.is_dir()
+    first.withdraw()
+    assert not list((tmp_path / "a").iterdir())
+    first.open()
+    first.write(FRAMES[:1])
+    first.withdraw()
+    assert VideoWriter(first.path, {"seed": 0}).parts.exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot write to .*file: it is a file"):
+        VideoWriter(tmp_path / "file" / "clip.gif", {})
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no limit on the size of files")

@@ -46,13 +46,15 @@ from .tiny import tokenizer
 from .tiny_video import WIDTH, clip_tokenizer
 
 __all__ = [
-    "CELLS", "CLOSE", "GivenNoise", "far", "far_transformer", "framepack", "framepack_transformer", "frames_of",
-    "helios", "helios_transformer", "noise_of", "randn", "rollout", "same_call", "told", "watched", "written",
+    "CELLS", "CLOSE", "NAMES", "GivenNoise", "far", "far_transformer", "framepack", "framepack_transformer",
+    "frames_of", "helios", "helios_transformer", "noise_of", "randn", "rollout", "same_call", "told", "watched",
+    "written",
 ]  # fmt: skip
 
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}  # float32, the pipelines' schedulers round levels otherwise
 CELLS = (4, 4)
+NAMES = ("framepack", "helios", "far")
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:

@@ -1,8 +1,12 @@
-"""Video models and pipelines of diffusers' own classes at toy size: 16 x 16 pixels, 8 x 8 latents, 4 channels."""
+"""Video models and pipelines of diffusers' own classes at toy size: 16 x 16 pixels, 8 x 8 latents, 4 channels.
+
+`tests/integrations/tiny_temporal.py` builds its AnimateDiff of the same parts, wider.
+"""
 
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,31 +28,66 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5Config,
 
 from .tiny import tokenizer
 
-__all__ = ["WIDTH", "animatediff", "clip_tokenizer", "cogvideox", "hunyuan", "motion_unet", "wan", "wan_transformer"]
+__all__ = [
+    "MOTION", "WIDTH", "animatediff", "assembled", "clip_text", "clip_tokenizer", "codec", "cogvideox", "hunyuan",
+    "motion_adapter", "motion_unet", "wan", "wan_transformer",
+]  # fmt: skip
 
 WIDTH = 16  # of the text features
+MOTION: dict[str, Any] = {
+    "sample_size": 8, "in_channels": 4, "out_channels": 4, "block_out_channels": (8, 16), "layers_per_block": 1,
+    "down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion"),
+    "up_block_types": ("UpBlockMotion", "CrossAttnUpBlockMotion"), "norm_num_groups": 4, "num_attention_heads": 2,
+    "cross_attention_dim": WIDTH, "motion_num_attention_heads": 2, "motion_max_seq_length": 32,
+}  # fmt: skip
 
 
-def clip_tokenizer(length: int = 77) -> CLIPTokenizer:
-    """One token per letter."""
+def clip_tokenizer(length: int = 77, words: Sequence[str] = ()) -> CLIPTokenizer:
+    """One token per letter; `words` in another order than ours."""
     letters = string.ascii_lowercase + string.digits + ",.'-"
-    words = [*letters, *(f"{one}</w>" for one in letters), "<|startoftext|>", "<|endoftext|>"]
+    words = words or [*letters, *(f"{one}</w>" for one in letters), "<|startoftext|>", "<|endoftext|>"]
     return CLIPTokenizer(vocab={word: n for n, word in enumerate(words)}, merges=[], model_max_length=length)
 
 
 def motion_unet(seed: int = 0, **changes: Any) -> UNetMotionModel:
     torch.manual_seed(seed)
-    config: dict[str, Any] = {
-        "sample_size": 8, "in_channels": 4, "out_channels": 4, "block_out_channels": (8, 16), "layers_per_block": 1,
-        "down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion"),
-        "up_block_types": ("UpBlockMotion", "CrossAttnUpBlockMotion"), "norm_num_groups": 4, "num_attention_heads": 2,
-        "cross_attention_dim": WIDTH, "motion_num_attention_heads": 2, "motion_max_seq_length": 32,
-    }  # fmt: skip
-    unet = UNetMotionModel(**{**config, **changes}).eval()
+    unet = UNetMotionModel(**{**MOTION, **changes}).eval()
     for name, weight in unet.named_parameters():  # outputs that start at zero would hide what time does
         if "proj_out" in name or "conv_out" in name:
             torch.nn.init.normal_(weight, std=0.2)
     return unet
+
+
+def codec(side: int = 16) -> AutoencoderKL:
+    return AutoencoderKL(
+        block_out_channels=(8, 8), latent_channels=4, norm_num_groups=4, sample_size=side,
+        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+    ).eval()  # fmt: skip
+
+
+def motion_adapter(channels: tuple[int, ...] = (8, 16), heads: int = 2) -> MotionAdapter:
+    return MotionAdapter(
+        block_out_channels=channels, motion_layers_per_block=1, motion_num_attention_heads=heads,
+        motion_norm_num_groups=4, motion_max_seq_length=32,
+    )  # fmt: skip
+
+
+def clip_text(words: Any, size: int, width: int = WIDTH, heads: int = 2) -> CLIPTextModel:
+    """Reads the ids 0..size - 1 of a tokenizer."""
+    end = words.eos_token_id
+    config = CLIPTextConfig(
+        vocab_size=size, hidden_size=width, intermediate_size=32, num_hidden_layers=1, num_attention_heads=heads,
+        max_position_embeddings=words.model_max_length, eos_token_id=end, pad_token_id=words.pad_token_id,
+        bos_token_id=end if words.bos_token_id is None else words.bos_token_id,
+    )  # fmt: skip
+    return CLIPTextModel(config).eval()
+
+
+def assembled(**parts: Any) -> AnimateDiffPipeline:
+    """A quiet pipeline of its parts."""
+    pipe = AnimateDiffPipeline(**parts)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
 
 def animatediff(
@@ -61,34 +100,21 @@ def animatediff(
     if not letters:
         words.model_max_length = 8
     torch.manual_seed(1)
-    end = words.eos_token_id
-    text = CLIPTextConfig(
-        vocab_size=len(words) if letters else 32, hidden_size=WIDTH, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=words.model_max_length,
-        bos_token_id=words.bos_token_id if letters else end, eos_token_id=end, pad_token_id=words.pad_token_id,
-    )  # fmt: skip
-    vae = AutoencoderKL(
-        block_out_channels=(8, 8), latent_channels=4, norm_num_groups=4, sample_size=16,
-        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
-    )  # fmt: skip
-    motion = None
+    vae, motion = codec(), None
     if adapter:
         flat = UNet2DConditionModel(
             sample_size=8, block_out_channels=(8, 16), layers_per_block=1, norm_num_groups=4, attention_head_dim=2,
             down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), cross_attention_dim=WIDTH,
             up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
         )  # fmt: skip
-        motion = MotionAdapter(
-            block_out_channels=(8, 16), motion_layers_per_block=1, motion_num_attention_heads=2,
-            motion_norm_num_groups=4, motion_max_seq_length=32,
-        )  # fmt: skip
+        motion = motion_adapter()
         for name, weight in motion.named_parameters():
             if "proj_out" in name:
                 torch.nn.init.normal_(weight, std=0.2)
         unet = flat.eval()
-    pipe = AnimateDiffPipeline(
-        vae=vae.eval(),
-        text_encoder=CLIPTextModel(text).eval(),
+    pipe = assembled(
+        vae=vae,
+        text_encoder=clip_text(words, len(words) if letters else 32),
         tokenizer=words,
         unet=unet,
         motion_adapter=motion,
@@ -97,7 +123,6 @@ def animatediff(
         ),
     )
     pipe.unet.eval()
-    pipe.set_progress_bar_config(disable=True)
     return pipe
 
 

@@ -9,6 +9,7 @@ An episode is a function of its seed alone.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,7 @@ class WorldInfo:
         position: how a model places its tokens, "column" or "pose".
         train_seeds: how many seeds from 0 on belong to training.
         field_of_view: degrees, of "pose".
+        needs: the package that draws it and the extra of mediaspec that brings it; None is mediaspec alone.
     """
 
     protocols: dict[str, Callable[..., Episode]]
@@ -45,12 +47,20 @@ class WorldInfo:
     position: str
     train_seeds: int
     field_of_view: float = 60.0
+    needs: tuple[str, str] | None = None
+
+    @property
+    def install(self) -> str | None:
+        """The command that brings the missing package, None where nothing is missing."""
+        if self.needs is None or importlib.util.find_spec(self.needs[0]) is not None:
+            return None
+        return f"pip install 'mediaspec[{self.needs[1]}]'"
 
 
 WORLDS = {
     "panoroom": WorldInfo({"needle": needle, "palindrome": palindrome}, 3, "column", 5000),
     "raymaze": WorldInfo({"loop": loop, "turn_back": turn_back}, 3, "pose", 10000),
-    "vizdoom": WorldInfo({"palindrome": doom_palindrome}, 4, "pose", 10000, FIELD_DEGREES),
+    "vizdoom": WorldInfo({"palindrome": doom_palindrome}, 4, "pose", 10000, FIELD_DEGREES, ("vizdoom", "worlds")),
 }
 
 

@@ -70,6 +70,8 @@ class Carrier(ABC):
     """Height and width in pixels where a call names none."""
     owns_memory: bool = False
     """Whether only its own memory fits, whatever the schedule's references are."""
+    guidance_name: ClassVar[str] = "guidance_scale"
+    """Argument of `condition` that is the scale of classifier-free guidance."""
     reads_picture: bool = False
     """Whether `condition` takes a picture beside the frames."""
     cost_mode: str = "recompute"
@@ -170,6 +172,9 @@ class Carrier(ABC):
 
         Raises:
             ValueError: text and embeddings both, neither where text is needed, or numbers that do not fit.
+
+        Example:
+            >>> carrier.condition("a red ball", "blurred", 5.0, batch=2)  # doctest: +SKIP
         """
         device, dtype = device or self.device, dtype or self.dtype
         if not math.isfinite(guidance_scale):
@@ -178,23 +183,27 @@ class Carrier(ABC):
             raise ValueError("prompt and prompt_embeds were both given; give one of them")
         if prompt is None and prompt_embeds is None:
             prompt = ""
-        embeds = self._texts(prompt, prompt_embeds, "prompt", batch, device, dtype)
-        negative = None
+        embeds, extra = self._texts(prompt, prompt_embeds, "prompt", batch, device, dtype)
+        negative: Tensor | None = None
+        negative_extra: dict[str, Any] = {}
         if guidance_scale > 1:
             if negative_prompt is None and negative_prompt_embeds is None:
                 if prompt_embeds is not None and getattr(self.pipe, "text_encoder", None) is None:
                     raise ValueError(
-                        f"guidance_scale={guidance_scale:g} with prompt_embeds and no text encoder needs "
-                        "negative_prompt_embeds too; or write guidance_scale=1"
+                        f"{self.guidance_name}={guidance_scale:g} with prompt_embeds and no text encoder needs "
+                        f"negative_prompt_embeds too; or write {self.guidance_name}=1"
                     )
                 negative_prompt = ""
-            negative = self._texts(negative_prompt, negative_prompt_embeds, "negative_prompt", batch, device, dtype)
-        self.conditioning = Conditioning(embeds, negative, float(guidance_scale))
+            negative, negative_extra = self._texts(
+                negative_prompt, negative_prompt_embeds, "negative_prompt", batch, device, dtype
+            )
+        self.conditioning = Conditioning(embeds, negative, float(guidance_scale), extra, negative_extra)
         self._condition_more(image=image, batch=batch, device=device, dtype=dtype, **more)
 
     def _texts(
         self, text: Any, embeds: Tensor | None, name: str, batch: int, device: torch.device, dtype: torch.dtype
-    ) -> Tensor | None:
+    ) -> tuple[Tensor | None, dict[str, Any]]:
+        """What `_encode_text` says of texts; of given embeddings, those for all videos and nothing beside them."""
         if embeds is None:
             texts = [text] * batch if isinstance(text, str) else list(text)
             if len(texts) != batch or not all(isinstance(one, str) for one in texts):
@@ -204,10 +213,13 @@ class Carrier(ABC):
             raise ValueError(
                 f"{name}_embeds has shape {tuple(embeds.shape)}; give [{batch}, tokens, channels], or one row for all"
             )
-        return embeds.to(device, dtype).expand(batch, -1, -1)
+        return embeds.to(device, dtype).expand(batch, -1, -1), {}
 
-    def _encode_text(self, texts: list[str], device: torch.device, dtype: torch.dtype) -> Tensor | None:
-        """[B, S, D] of texts with the pipeline's `encode_prompt`; None for networks without text.
+    def _encode_text(
+        self, texts: list[str], device: torch.device, dtype: torch.dtype
+    ) -> tuple[Tensor | None, dict[str, Any]]:
+        """[B, S, D] of texts with the pipeline's `encode_prompt`, None for networks without text; and what the network
+        takes beside it (masks, pooled texts), by name of the argument.
 
         Raises:
             ValueError: a bare network, which has no text encoder.
@@ -218,7 +230,7 @@ class Carrier(ABC):
             )
         made = self.pipe.encode_prompt(texts, do_classifier_free_guidance=False, device=device)
         embeds = made[0] if isinstance(made, tuple) else made
-        return embeds.to(device, dtype)
+        return embeds.to(device, dtype), {}
 
     def _condition_more(self, *, image: Tensor | None, **more: Any) -> None:
         """Fills `self.conditioning.extra` for classes with further inputs.
@@ -230,6 +242,9 @@ class Carrier(ABC):
         for key in more:
             if key not in allowed and more[key] is not None:
                 raise ValueError(f"the carrier {self.name!r} takes no {key!r}; {nearest(key, ['prompt', 'image'])}")
+
+    def check_texts(self, texts: Sequence[str | None]) -> None:  # noqa: B027 - most read any text
+        """Raises ValueError for texts that `condition` would refuse, before the first of them is encoded."""
 
     def steer(self, actions: Tensor | None, poses: Tensor | None) -> None:
         """Keeps actions [B, N, A] and poses [B, N, P] by frame id. Poses are for memories that choose by pose.

@@ -31,9 +31,11 @@ from ...memory.packers import token_count
 from ...memory.references import ReferenceRule
 from ...memory.registry import memory_for
 from ...memory.window_schedule import WindowSchedule
+from .base import Carrier
 from .conditioning import guide
 from .packed import PackedWanCarrier
 from .packed_history import shown
+from .signatures import extends
 
 __all__ = ["FARCarrier", "chunks_of"]
 
@@ -146,6 +148,7 @@ class FARCarrier(PackedWanCarrier):
                 return then[skipped:].to(levels.device)
         return levels
 
+    @extends(Carrier.condition)
     def condition(self, *args: Any, **settings: Any) -> None:
         """Encodes texts and keeps them, see `Carrier.condition`; the cache, which depends on them, is dropped.
 

@@ -34,6 +34,7 @@ from .base import Carrier
 __all__ = ["CacheMemory", "CacheRead", "FrameDiTCarrier", "FrameWorld", "RatioSampler"]
 
 CODEC = "codec.safetensors"
+NO_TEXT = "a frame model reads no prompts; steer it with actions= and poses="
 SHIFT = 2.0
 """Timestep shift of the chunks, that of the trainings' evaluation."""
 
@@ -195,10 +196,15 @@ class FrameDiTCarrier(Carrier):
         Raises:
             ValueError: a text, or guidance.
         """
-        if prompt or negative_prompt or more.get("prompt_embeds") is not None:
-            raise ValueError("a frame model reads no prompts; steer it with actions= and poses=")
+        self.check_texts([prompt, negative_prompt])
+        if more.get("prompt_embeds") is not None:
+            raise ValueError(NO_TEXT)
         if guidance_scale > 1:
             raise ValueError(f"guidance_scale={guidance_scale}; a frame model has no guidance, leave it out")
+
+    def check_texts(self, texts: Sequence[str | None]) -> None:
+        if any(texts):
+            raise ValueError(NO_TEXT)
 
     def steer(self, actions: Tensor | None, poses: Tensor | None) -> None:
         """Keeps the actions that led to the frames, and where the camera was, by frame id.
@@ -293,7 +299,10 @@ class FrameDiTCarrier(Carrier):
         """
         own = self.model.config.memory
         if name not in (None, own, CacheMemory.name):
-            raise ValueError(f"memory {name!r}; this frame model was trained with {own!r}, which it cannot change")
+            raise ValueError(
+                f"memory {name!r}; this frame model was trained with {own!r}, which it cannot change: another memory "
+                "is another model, as panoroom/pack_k2"
+            )
         for key in settings:
             if key != "keep":
                 raise ValueError(f"a frame model's memory has no setting {key!r}; {nearest(key, ['keep'])}")

@@ -14,6 +14,7 @@ B videos, C channels, n frames of the window, p history frames, S text tokens, V
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
@@ -26,14 +27,16 @@ from ...memory.packers import kernel_of
 from ...memory.references import ReferenceRule
 from ...memory.registry import memory_for
 from ...memory.window_schedule import WindowSchedule
-from .conditioning import Conditioning
+from .base import Carrier
 from .overlap_decoder import OverlapDecoder
 from .packed import PackedCarrier, dynamic_shift
 from .packed_history import Slots, anchored, check_groups, check_sizes, lay_out, shown
+from .signatures import extends
 
 __all__ = ["FramePackCarrier"]
 
 SAMPLING = ("vanilla", "inverted_anti_drifting")
+POOLED, MASK = "pooled_projections", "encoder_attention_mask"
 KERNELS: tuple[Kernel, ...] = (kernel_of("k4"), kernel_of("k2"), kernel_of("k1"))
 """Of the groups, oldest first; fixed in the class."""
 
@@ -69,6 +72,7 @@ class FramePackCarrier(PackedCarrier):
     model_classes: ClassVar[tuple[str, ...]] = ("HunyuanVideoFramepackTransformer3DModel",)
     pipeline_classes: ClassVar[tuple[str, ...]] = ("HunyuanVideoFramepackPipeline",)
     preset: ClassVar[str] = "framepack"
+    guidance_name: ClassVar[str] = "true_cfg_scale"
     reads_picture = True
 
     def __init__(
@@ -112,97 +116,74 @@ class FramePackCarrier(PackedCarrier):
         """One: the network is distilled for its guidance (true_cfg_scale above 1 makes it two)."""
         return 1
 
+    @extends(Carrier.condition)
     def condition(
         self,
         prompt: str | Sequence[str] | None = None,
         negative_prompt: str | Sequence[str] | None = None,
         guidance_scale: float = 6.0,
         *,
-        batch: int = 1,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-        image: Tensor | None = None,
-        prompt_embeds: Tensor | None = None,
-        negative_prompt_embeds: Tensor | None = None,
+        true_cfg_scale: float = 1.0,
+        image_embeds: Tensor | None = None,
         pooled_prompt_embeds: Tensor | None = None,
         negative_pooled_prompt_embeds: Tensor | None = None,
         prompt_attention_mask: Tensor | None = None,
         negative_prompt_attention_mask: Tensor | None = None,
-        image_embeds: Tensor | None = None,
-        true_cfg_scale: float = 1.0,
-        **more: Any,
+        **shared: Any,
     ) -> None:
         """Encodes texts and the picture of the next calls.
 
         Args:
             guidance_scale: told to the network, which is distilled for it; costs nothing.
             true_cfg_scale: classifier-free guidance; above 1 asks the network twice.
-            image: [B or 1, 3, H, W] in -1..1, what the video shows, for the picture encoder. Without it (and
-                without image_embeds) the call has no picture tokens; the pipeline always gives some.
-            image_embeds: [B or 1, V, D] instead.
-            prompt_embeds: [B or 1, S, D], with pooled_prompt_embeds [B or 1, P] and prompt_attention_mask
-                [B or 1, S] (None is all tokens); likewise negative ones.
-            prompt, negative_prompt, batch, device, dtype, more: as in `Carrier.condition`.
-        """
-        device, dtype = device or self.device, dtype or self.dtype
-        for key, scale in (("guidance_scale", guidance_scale), ("true_cfg_scale", true_cfg_scale)):
-            if not torch.isfinite(torch.tensor(float(scale))):
-                raise ValueError(f"{key}={scale!r}; write a finite number")
-        if prompt is not None and prompt_embeds is not None:
-            raise ValueError("prompt and prompt_embeds were both given; give one of them")
-        given = (prompt_embeds, pooled_prompt_embeds, prompt_attention_mask)
-        embeds, extra = self._told("" if prompt is None else prompt, given, "prompt", batch, device, dtype)
-        pictures = self._picture_tokens(image, image_embeds, batch, device, dtype)
-        shared: dict[str, Any] = {"image_embeds": pictures}
-        if self.model.config.guidance_embeds:
-            shared["guidance"] = torch.full((batch,), float(guidance_scale), dtype=dtype, device=device) * 1000.0
-        negative: Tensor | None = None
-        negative_extra: dict[str, Any] = {}
-        if true_cfg_scale > 1:
-            given = (negative_prompt_embeds, negative_pooled_prompt_embeds, negative_prompt_attention_mask)
-            text = "" if negative_prompt is None else negative_prompt
-            negative, negative_extra = self._told(text, given, "negative_prompt", batch, device, dtype)
-        self.conditioning = Conditioning(
-            embeds, negative, float(true_cfg_scale), {**extra, **shared}, {**negative_extra, **shared}
-        )
-        self._condition_more(image=None, batch=batch, device=device, dtype=dtype, **more)
+            image_embeds: [B or 1, V, D] instead of `image`, which is for the picture encoder here. Without both the
+                call has no picture tokens; the pipeline always gives some.
+            pooled_prompt_embeds: [B or 1, P], belongs to prompt_embeds, as prompt_attention_mask [B or 1, S] does
+                (None is all tokens); likewise negative ones.
+            prompt, negative_prompt, shared: as in `Carrier.condition`.
 
-    def _told(
-        self,
-        text: str | Sequence[str],
-        given: tuple[Tensor | None, Tensor | None, Tensor | None],
-        name: str,
-        batch: int,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Text embeddings [B, S, D] with their pooled text and mask."""
-        embeds, pooled, mask = given
-        if embeds is None:
-            if getattr(self.pipe, "text_encoder", None) is None:
-                raise ValueError(
-                    f"the carrier {self.name!r} has no text encoder here; give {name}_embeds and the pooled ones, or "
-                    "the pipeline"
-                )
-            texts = [text] * batch if isinstance(text, str) else list(text)
-            if len(texts) != batch:
-                raise ValueError(f"{name}={text!r}; write one text, or {batch}, one per video")
-            embeds, pooled, mask = self.pipe.encode_prompt(texts, device=device)
-        if embeds.dim() != 3 or pooled is None:
+        Raises:
+            ValueError: see there; embeddings, masks or pictures of another shape.
+        """
+        for key, scale in (("guidance_scale", guidance_scale), ("true_cfg_scale", true_cfg_scale)):
+            if not math.isfinite(scale):
+                raise ValueError(f"{key}={scale!r}; write a finite number")
+        beside = {
+            "prompt": (pooled_prompt_embeds, prompt_attention_mask),
+            "negative_prompt": (negative_pooled_prompt_embeds, negative_prompt_attention_mask),
+        }
+        super().condition(
+            prompt, negative_prompt, true_cfg_scale, guidance=float(guidance_scale), image_embeds=image_embeds,
+            beside=beside, **shared,
+        )  # fmt: skip
+
+    def _encode_text(
+        self, texts: list[str], device: torch.device, dtype: torch.dtype
+    ) -> tuple[Tensor | None, dict[str, Any]]:
+        if getattr(self.pipe, "text_encoder", None) is None:
             raise ValueError(
-                f"{name}_embeds has shape {tuple(embeds.shape)} with pooled embeddings of "
-                f"{None if pooled is None else tuple(pooled.shape)}; FramePack takes [B, tokens, channels] and [B, P]"
+                f"the carrier {self.name!r} has no text encoder here; give prompt_embeds and the pooled ones, or the "
+                "pipeline"
             )
-        if mask is None:
-            mask = embeds.new_ones(embeds.shape[:2])
-        if mask.shape != embeds.shape[:2]:
-            raise ValueError(f"a mask of shape {tuple(mask.shape)} for text tokens {tuple(embeds.shape[:2])}")
-        rows = {}
-        for key, value in (("embeds", embeds), ("pooled_projections", pooled), ("encoder_attention_mask", mask)):
-            if value.shape[0] not in (1, batch):
-                raise ValueError(f"{name}: {key} has {value.shape[0]} rows for {batch} videos; give 1 or {batch}")
-            rows[key] = value.to(device, dtype).expand(batch, *value.shape[1:])
-        return rows.pop("embeds"), rows
+        embeds, pooled, mask = self.pipe.encode_prompt(texts, device=device)
+        return embeds.to(device, dtype), {POOLED: pooled.to(device, dtype), MASK: mask.to(device, dtype)}
+
+    def _condition_more(
+        self, *, image: Tensor | None, guidance: float = 6.0, image_embeds: Tensor | None = None,
+        beside: dict[str, tuple[Tensor | None, Tensor | None]] | None = None, **more: Any,
+    ) -> None:  # fmt: skip
+        """Pooled texts and masks of given embeddings, picture tokens, and the number that the network is told."""
+        super()._condition_more(image=None, **more)
+        told, batch, device, dtype = self.conditioning, more["batch"], more["device"], more["dtype"]
+        shared: dict[str, Any] = {"image_embeds": self._picture_tokens(image, image_embeds, batch, device, dtype)}
+        if self.model.config.guidance_embeds:
+            shared["guidance"] = torch.full((batch,), guidance, dtype=dtype, device=device) * 1000.0
+        for name, embeds, extra in (
+            ("prompt", told.embeds, told.extra), ("negative_prompt", told.negative, told.negative_extra)
+        ):  # fmt: skip
+            if embeds is not None and not extra:
+                extra |= _beside(name, embeds, *(beside or {}).get(name, (None, None)))
+            extra |= shared
 
     def _picture_tokens(
         self, image: Tensor | None, embeds: Tensor | None, batch: int, device: torch.device, dtype: torch.dtype
@@ -372,6 +353,21 @@ class FramePackCarrier(PackedCarrier):
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _beside(name: str, embeds: Tensor, pooled: Tensor | None, mask: Tensor | None) -> dict[str, Tensor]:
+    """Pooled text [B, P] and mask [B, S] that go with embeddings [B, S, D], by name of the network's argument."""
+    batch, tokens = embeds.shape[:2]
+    if pooled is None or pooled.dim() != 2 or pooled.shape[0] not in (1, batch):
+        raise ValueError(
+            f"{name}_embeds has shape {tuple(embeds.shape)} with pooled embeddings of "
+            f"{None if pooled is None else tuple(pooled.shape)}; FramePack takes [B, tokens, channels] and [B or 1, P]"
+        )
+    if mask is None:
+        mask = embeds.new_ones(1, tokens)
+    if tuple(mask.shape) not in {(batch, tokens), (1, tokens)}:
+        raise ValueError(f"a mask of shape {tuple(mask.shape)} for text tokens {(batch, tokens)}")
+    return {key: value.to(embeds).expand(batch, -1) for key, value in ((POOLED, pooled), (MASK, mask))}
 
 
 def _token_mask(group: Slots, kernel: Kernel) -> Tensor:

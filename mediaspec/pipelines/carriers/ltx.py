@@ -21,6 +21,8 @@ from .window import Clip, WindowCarrier, shifted
 
 __all__ = ["LTXCarrier"]
 
+MASK = "encoder_attention_mask"
+
 
 class LTXCarrier(WindowCarrier):
     """`LTXPipeline`, `LTXConditionPipeline` and `LTXImageToVideoPipeline` (its picture is a history frame).
@@ -77,28 +79,16 @@ class LTXCarrier(WindowCarrier):
         self.frame_rate, self.causal_times = float(frame_rate), named if causal_times is None else causal_times
         self.decode_timestep, self.decode_seed = decode_timestep, decode_seed
         self.decode_noise_scale = decode_timestep if decode_noise_scale is None else decode_noise_scale
-        self._masks: dict[str, Tensor] = {}
 
     # ---- text, with a mask of its padding
 
-    def _texts(
-        self, text: Any, embeds: Tensor | None, name: str, batch: int, device: torch.device, dtype: torch.dtype
-    ) -> Tensor | None:
-        if embeds is not None:
-            made = super()._texts(text, embeds, name, batch, device, dtype)
-            self._masks[name] = torch.ones(embeds.shape[:2], device=device).expand(batch, -1)
-            return made
-        made = super()._texts(text, embeds, name, batch, device, dtype)
-        self._masks[name] = self._masks.pop("")
-        return made
-
-    def _encode_text(self, texts: list[str], device: torch.device, dtype: torch.dtype) -> Tensor | None:
+    def _encode_text(
+        self, texts: list[str], device: torch.device, dtype: torch.dtype
+    ) -> tuple[Tensor | None, dict[str, Any]]:
         if getattr(self.pipe, "text_encoder", None) is None:
             raise ValueError("the carrier 'ltx' has no text encoder; give prompt_embeds, or the pipeline")
         embeds, mask, _, _ = self.pipe.encode_prompt(texts, do_classifier_free_guidance=False, device=device)
-        self._masks[""] = mask.to(device)
-        found: Tensor = embeds.to(device, dtype)
-        return found
+        return embeds.to(device, dtype), {MASK: mask.to(device).float()}
 
     def _condition_more(
         self,
@@ -110,20 +100,20 @@ class LTXCarrier(WindowCarrier):
     ) -> None:
         """Masks [B or 1, S] of given embeddings; without them every token counts."""
         super()._condition_more(image=image, **more)
-        given = {"prompt": prompt_attention_mask, "negative_prompt": negative_prompt_attention_mask}
-        for name, mask in given.items():
-            if mask is None:
-                continue
-            known = self._masks.get(name)
-            if known is None or tuple(mask.shape) not in {tuple(known.shape), (1, known.shape[1])}:
-                wanted = "no such text" if known is None else f"text of shape {tuple(known.shape)}"
-                raise ValueError(f"{name}_attention_mask has shape {tuple(mask.shape)} for {wanted}; give [B, tokens]")
-            self._masks[name] = mask.to(known.device).expand(len(known), -1)
         told = self.conditioning
-        told.extra = {"encoder_attention_mask": self._masks.pop("prompt").float()}
-        if told.negative is not None:
-            told.negative_extra = {"encoder_attention_mask": self._masks.pop("negative_prompt").float()}
-        self._masks = {}
+        for name, mask, embeds, extra in (
+            ("prompt", prompt_attention_mask, told.embeds, told.extra),
+            ("negative_prompt", negative_prompt_attention_mask, told.negative, told.negative_extra),
+        ):
+            if mask is not None:
+                if embeds is None or tuple(mask.shape) not in {tuple(embeds.shape[:2]), (1, embeds.shape[1])}:
+                    wanted = "no such text" if embeds is None else f"text of shape {tuple(embeds.shape[:2])}"
+                    raise ValueError(
+                        f"{name}_attention_mask has shape {tuple(mask.shape)} for {wanted}; give [B, tokens]"
+                    )
+                extra[MASK] = mask.to(embeds.device).float().expand(len(embeds), -1)
+            elif embeds is not None and MASK not in extra:
+                extra[MASK] = torch.ones(embeds.shape[:2], device=embeds.device)
 
     # ---- a call
 

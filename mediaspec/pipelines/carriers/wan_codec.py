@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,7 +28,9 @@ class WanPictures(Carrier):
         self.temporal_ratio = int(told.get("scale_factor_temporal") or 4)
         self.spatial_ratio = int(told.get("scale_factor_spatial") or 8)
 
-    def _encode_text(self, texts: list[str], device: torch.device, dtype: torch.dtype) -> Tensor | None:
+    def _encode_text(
+        self, texts: list[str], device: torch.device, dtype: torch.dtype
+    ) -> tuple[Tensor | None, dict[str, Any]]:
         if getattr(self.pipe, "text_encoder", None) is None:
             raise ValueError(f"the carrier {self.name!r} has no text encoder; give prompt_embeds, or the pipeline")
         if self.needs_ftfy and importlib.util.find_spec("ftfy") is None:
@@ -38,7 +40,7 @@ class WanPictures(Carrier):
         embeds: Tensor = self.pipe.encode_prompt(
             texts, do_classifier_free_guidance=False, max_sequence_length=self.max_sequence_length, device=device
         )[0]
-        return embeds.to(device, dtype)
+        return embeds.to(device, dtype), {}
 
     def encode(self, video: Tensor) -> Tensor:
         """Latents [B, C, t, h, w] of pictures [B, 3, 4 (t - 1) + 1, H, W]; the mode of the posterior, no noise."""

@@ -1,19 +1,16 @@
-"""Tiny video denoisers of diffusers, real classes with random weights, and inputs for them."""
+"""Tiny video denoisers with temporal attention, diffusers' own classes with random weights, and inputs for them."""
 
 from __future__ import annotations
 
-import json
+import string
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import (
     AnimateDiffPipeline,
-    AutoencoderKL,
     DDIMScheduler,
     LatteTransformer3DModel,
-    MotionAdapter,
     UNet3DConditionModel,
     UNetMotionModel,
     UNetSpatioTemporalConditionModel,
@@ -21,27 +18,19 @@ from diffusers import (
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 from diffusers.models.unets.unet_i2vgen_xl import I2VGenXLUNet
 from torch import Tensor, nn
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+from tests.pipelines.tiny_video import MOTION, assembled, clip_text, clip_tokenizer, codec, motion_adapter
 
 FRAMES = 8
+CHANNELS, HEADS, WIDTH = (32, 64), 4, 32
 
 
 def motion() -> UNetMotionModel:
-    return _awake(
-        UNetMotionModel(
-            sample_size=4,
-            in_channels=4,
-            out_channels=4,
-            block_out_channels=(32, 64),
-            layers_per_block=1,
-            down_block_types=("CrossAttnDownBlockMotion", "DownBlockMotion"),
-            up_block_types=("UpBlockMotion", "CrossAttnUpBlockMotion"),
-            cross_attention_dim=32,
-            num_attention_heads=4,
-            motion_num_attention_heads=4,
-            norm_num_groups=4,
-        )
-    )
+    wider: dict[str, Any] = {
+        "sample_size": 4, "block_out_channels": CHANNELS, "cross_attention_dim": WIDTH, "num_attention_heads": HEADS,
+        "motion_num_attention_heads": HEADS,
+    }  # fmt: skip
+    return _awake(UNetMotionModel(**{**MOTION, **wider}))
 
 
 def unet3d() -> UNet3DConditionModel:
@@ -154,46 +143,19 @@ BUILDERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def animatediff(folder: Path) -> AnimateDiffPipeline:
-    """A whole pipeline; `folder` takes the tokenizer's files."""
-    letters = [chr(code) for code in range(97, 123)]
-    tokens = ["<|startoftext|>", "<|endoftext|>", *letters, *[f"{one}</w>" for one in letters]]
-    (folder / "vocab.json").write_text(json.dumps({token: index for index, token in enumerate(tokens)}))
-    (folder / "merges.txt").write_text("#version: 0.2\n")
-    text = CLIPTextConfig(
-        vocab_size=len(tokens),
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        max_position_embeddings=16,
-        projection_dim=32,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=1,
-    )
+def animatediff() -> AnimateDiffPipeline:
+    """A whole pipeline."""
+    letters = string.ascii_lowercase
+    words = clip_tokenizer(16, ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{one}</w>" for one in letters)])
     torch.manual_seed(2)
-    vae = AutoencoderKL(
-        block_out_channels=(8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=4,
-        norm_num_groups=4,
-        sample_size=8,
-    )
-    adapter = MotionAdapter(
-        block_out_channels=(32, 64), motion_layers_per_block=1, motion_num_attention_heads=4, motion_norm_num_groups=4
-    )
-    pipe = AnimateDiffPipeline(
-        vae=vae,
-        text_encoder=CLIPTextModel(text).eval(),
-        tokenizer=CLIPTokenizer.from_pretrained(folder, model_max_length=16),
+    return assembled(
+        vae=codec(8),
+        motion_adapter=motion_adapter(CHANNELS, HEADS),
+        text_encoder=clip_text(words, len(words), WIDTH, HEADS),
+        tokenizer=words,
         unet=motion(),
-        motion_adapter=adapter,
         scheduler=DDIMScheduler(clip_sample=False),
     )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def generate(pipe: AnimateDiffPipeline, frames: int = FRAMES, steps: int = 2) -> Tensor:
