@@ -128,7 +128,52 @@ def test_training_batches() -> None:
     known = (history < noisy).sum(1)
     assert known.min() >= 1 and known.max() <= 4
     assert all(len(row.unique()) == 2 for row in history)
+    known = train_denoiser.draw_times("directions", rng, 64, 16) == 0
+    assert (known.sum(1) == 1).all() and 24 <= known[:, 0].sum() <= 48 and known[:, 1:].any()
     assert parts.new_scheduler().alphas_cumprod[-1] < 1e-4
+
+
+def test_pairs_differ_in_the_direction_of_their_captions_alone() -> None:
+    pytest.importorskip("diffusers")
+    import train_denoiser
+
+    grid = torch.arange(len(STATES)).half().view(1, 1, -1, 1, 1, 1).expand(len(SUBJECTS), len(PLACES), -1, 8, 8, 8)
+    texts = [scene.caption(c) for c in scene.combinations()]
+    tokens = {text: torch.full((16,), number) for number, text in enumerate(texts)}
+    x, ids = train_denoiser.draw_pairs(grid, tokens, np.random.default_rng(1), 6, 16)
+    assert x.shape == (12, 8, 16, 8, 8) and (x[:6] == x[6:]).all()
+    for clip, right, opposite in zip(x, ids[:6], ids[6:], strict=False):
+        told, other = scene.parse(texts[right[0]]), scene.parse(texts[opposite[0]])
+        numbers = clip[0, :, 0, 0].tolist()
+        phases = range(scene.period(told.motion))
+        assert any(
+            [float(STATE_INDEX[scene.state(told.motion, 1, p + t)]) for t in range(16)] == numbers for p in phases
+        )
+        (a,), (b,) = (
+            {*told.motion.split()} - {*other.motion.split()},
+            {*other.motion.split()} - {*told.motion.split()},
+        )
+        assert train_denoiser.OPPOSITE[a] == b
+        assert (told.subject, told.place) == (other.subject, other.place)
+        assert not scene.held_out(other.subject, other.motion, other.place)
+
+
+def test_opposite_directions_are_moved_apart(tmp_path: Path) -> None:
+    pytest.importorskip("diffusers")
+    import parts
+    import train_denoiser
+
+    tokenizer = parts.build_tokenizer(tmp_path)
+    torch.manual_seed(0)
+    encoder = parts.new_text_encoder(tokenizer)
+    before = encoder.get_input_embeddings().weight.detach().clone()
+    train_denoiser.set_apart(encoder, tokenizer, 1.5)
+    after = encoder.get_input_embeddings().weight.detach()
+    rows = {word: tokenizer(word).input_ids[1] for word in train_denoiser.OPPOSITE}
+    assert set((before != after).any(1).nonzero().flatten().tolist()) == set(rows.values())
+    for a, b in (("left", "right"), ("up", "down")):
+        assert float((after[rows[a]] - after[rows[b]]).norm()) == pytest.approx(3.0, rel=1e-5)
+        assert torch.allclose(after[[rows[a], rows[b]]].mean(0), before[[rows[a], rows[b]]].mean(0), atol=1e-6)
 
 
 def test_the_learning_rate_falls_when_it_is_told_to() -> None:

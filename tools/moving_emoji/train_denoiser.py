@@ -5,13 +5,16 @@
 v-prediction on unit-variance latents. The learning rate is constant after the warm-up and falls to zero during the
 last `--finish` of `--minutes`. A file `<out>/finish` that holds a number ends the run in so many minutes: the fall
 begins at once, or becomes steeper where it has begun. Minutes count while the process runs, not while it is stopped.
-Four kinds of batches:
+Five kinds of batches:
 
     clips      one timestep for all 16 frames
     diagonal   timestep t0 + k * slope at frame k, what a first-in-first-out sampler feeds (arXiv:2405.11473)
     history    one frame (now and then up to four) at a low timestep, the rest at one, mostly high, timestep: then
                where the subject is can be seen in one frame, and where it goes is in the caption alone
     pictures   single frames of many clips: four times as many subjects per second as clips
+    directions history batches of clips that move across or up and down, each also under the caption of the opposite
+               way, whose error has to be larger. Left and right differ in their effect only together with the sign of
+               a frame distance; the plain loss leaves them equal for tens of thousands of clips
 
 One caption in eight is empty for classifier-free guidance. Checkpoints (with running average) are renamed into place;
 `--resume` continues one. A sheet of sampled clips is drawn every ten minutes.
@@ -31,11 +34,12 @@ import numpy as np
 import torch
 from diffusers import AnimateDiffPipeline
 from torch import Tensor, nn
+from transformers import CLIPTokenizer
 
 from export import build_pipeline  # isort: skip
 from parts import FrameTimes, build_tokenizer, new_scheduler, new_text_encoder, new_unet, token_table  # isort: skip
 from optimiser import Optimiser  # isort: skip
-from scene import PERIOD, PLACES, STATE_INDEX, SUBJECTS, Clip, caption, sample_clip, sheet, states  # isort: skip
+from scene import PERIOD, PLACES, STATE_INDEX, SUBJECTS, Clip, caption, held_out, sample_clip, sheet, states  # isort: skip
 
 sys.path.append(str(Path(__file__).parent.parent / "emoji64"))
 from common import Log, save_checkpoint
@@ -55,6 +59,10 @@ LONGEST_STEP = 10.0
 """Seconds; more than that between two steps means that the process was stopped."""
 CLEAN = 20.0
 """Signal-to-noise ratio from which on a frame weighs less."""
+OPPOSITE = {"left": "right", "right": "left", "up": "down", "down": "up"}
+MARGIN = 0.4
+"""By so much the error under the opposite caption has to exceed the error under the right one."""
+KINDS = ("clips", "diagonal", "history", "pictures", "directions")
 _SUBJECT_INDEX = {s: i for i, s in enumerate(SUBJECTS)}
 _PLACE_INDEX = {p: i for i, p in enumerate(PLACES)}
 
@@ -94,6 +102,34 @@ def draw_batch(
     return x.contiguous(), ids
 
 
+def draw_pairs(
+    grid: Tensor, tokens: dict[str, Tensor], rng: np.random.Generator, clips: int, frames: int
+) -> tuple[Tensor, Tensor]:
+    """Random clips that move, each twice: under its caption, then under the caption of the opposite way.
+
+    Args:
+        grid: latents [subjects, places, states, 8, 8, 8] float16.
+        tokens: token ids [16] of every caption.
+        rng: draws the clips.
+        clips: how many different ones.
+        frames: of each.
+
+    Returns:
+        Latents [2 clips, 8, frames, 8, 8] float32 and token ids [2 clips, 16] int64, the opposite captions last.
+    """
+    drawn: list[Clip] = []
+    other: list[Clip] = []
+    while len(drawn) < clips:
+        clip = sample_clip(rng, lanes=(1,))
+        back = replace(clip, motion=" ".join(OPPOSITE.get(w, w) for w in clip.motion.split()))
+        if clip.motion.startswith("moves") and not held_out(back.subject, back.motion, back.place):
+            drawn.append(clip)
+            other.append(back)
+    x = torch.stack([clip_latents(grid, c, frames) for c in drawn]).float().permute(0, 2, 1, 3, 4)
+    ids = torch.stack([tokens[caption(c)] for c in [*drawn, *other]])
+    return x.repeat(2, 1, 1, 1, 1), ids
+
+
 def draw_times(kind: str, rng: np.random.Generator, clips: int, frames: int, shift: float = 2.0) -> Tensor:
     """Timesteps [clips, frames] int64 in 0..999.
 
@@ -111,6 +147,10 @@ def draw_times(kind: str, rng: np.random.Generator, clips: int, frames: int, shi
         rows = 1000 * (1 - rng.random((clips, 1)) ** 1.5 * 0.9) * np.ones((1, frames))
         seen = rows * np.maximum(rng.uniform(-0.6, 0.6, (clips, 1)), 0)
         rows = np.where((np.arange(frames) >= first) & (np.arange(frames) < first + count), seen, rows)
+    elif kind == "directions":  # half of them know the first frame: then every distance has one sign
+        first = rng.integers(0, frames, (clips, 1)) * (rng.random((clips, 1)) < 0.5)
+        rows = rng.uniform(300, 1000, (clips, 1)) * np.ones((1, frames))
+        rows = np.where(np.arange(frames) == first, 0, rows)
     return torch.from_numpy(rows.clip(0, 999).astype(np.int64))
 
 
@@ -144,6 +184,28 @@ def ema_update(average: nn.Module, model: nn.Module, decay: float) -> None:
         torch._foreach_lerp_(a, b, 1 - decay)
 
 
+def set_apart(text_encoder: nn.Module, tokenizer: CLIPTokenizer, size: float = 1.5) -> None:
+    """Move the embeddings of opposite directions apart, in place.
+
+    While nothing in a clip depends on the direction (phases free, no frame known) left and right give the same loss,
+    so their embeddings drift together; from nearly equal ones neither the text nor the temporal attention gets a
+    gradient that tells them apart again.
+
+    Args:
+        text_encoder: CLIPTextModel.
+        tokenizer: of `build_tokenizer`; every word is one token.
+        size: length of the step to either side of the mean of a pair; embeddings have length 1.
+    """
+    table = text_encoder.get_input_embeddings().weight
+    draw = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for pair in (("left", "right"), ("up", "down")):
+            rows = [tokenizer(word).input_ids[1] for word in pair]
+            middle = table[rows].mean(0)
+            step = nn.functional.normalize(torch.randn(table.shape[1], generator=draw), dim=0) * size
+            table[rows] = torch.stack([middle + step, middle - step])
+
+
 def draw_sheet(ema: nn.ModuleDict, vae: dict[str, Any], path: Path) -> None:
     """Sample the captions of `SHOWN` (20 steps, guidance 4) and write 8 frames of each."""
     pipe = build_pipeline(ema["unet"].state_dict(), ema["text_encoder"].state_dict(), vae)
@@ -173,11 +235,15 @@ def main() -> None:
     parser.add_argument("--phase-step", type=int, default=32, help="clips start at multiples of this; 32: always at 0")
     parser.add_argument("--diagonal", type=float, default=0.12, help="share of such batches after 15 minutes")
     parser.add_argument("--history", type=float, default=0.06, help="share of such batches after 15 minutes")
+    parser.add_argument("--directions", type=float, default=0.0, help="share of such batches after 15 minutes")
+    parser.add_argument("--contrast", type=float, default=3.0, help="weight of the opposite caption's hinge")
+    parser.add_argument("--apart", action="store_true", help="begin with opposite directions moved apart")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--from", dest="start", type=Path, help="an exported pipeline to begin with")
     args = parser.parse_args()
     torch.manual_seed(0)
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     stored = torch.load(args.latents)
     grid, vae = stored["latents"], stored["vae"]
     tokenizer = build_tokenizer(args.out / "tokenizer")
@@ -187,6 +253,8 @@ def main() -> None:
         known = AnimateDiffPipeline.from_pretrained(args.start, torch_dtype=torch.float32)
         for name, part in model.items():
             part.load_state_dict(getattr(known, name).state_dict())
+    if args.apart:
+        set_apart(model["text_encoder"], tokenizer)
     ema = copy.deepcopy(model).requires_grad_(False)
     unet, text_encoder = model["unet"], model["text_encoder"]
     times = FrameTimes(unet)
@@ -231,27 +299,38 @@ def main() -> None:
             break
         factor = min(1.0, (step + 1) / 100) * fall.factor(minutes)
         young = minutes < 15 and args.start is None
-        shares = (0.40, 0.20, 0.05, 0.35) if young else (0.98 - args.diagonal - args.history, args.diagonal,
-                                                         args.history, 0.02)  # fmt: skip
-        kind = ("clips", "diagonal", "history", "pictures")[rng.choice(4, p=shares)]
+        later = (args.diagonal, args.history, 0.02, args.directions)
+        shares = (0.40, 0.20, 0.05, 0.35, 0.0) if young else (1 - sum(later), *later)
+        kind = KINDS[rng.choice(len(KINDS), p=shares)]
         clips, frames = (8 * args.clips, 1) if kind == "pictures" else (args.clips, PERIOD)
-        x, ids = draw_batch(grid, tokens, rng, clips, frames, args.phase_step if kind == "clips" else 1)
-        t = draw_times(kind, rng, clips, frames)
-        noise = torch.randn_like(x)
+        if kind == "directions":
+            x, ids = draw_pairs(grid, tokens, rng, clips // 2, frames)
+            t = draw_times(kind, rng, clips // 2, frames).repeat(2, 1)
+            noise = torch.randn_like(x[: clips // 2]).repeat(2, 1, 1, 1, 1)
+        else:
+            x, ids = draw_batch(grid, tokens, rng, clips, frames, args.phase_step if kind == "clips" else 1)
+            t = draw_times(kind, rng, clips, frames)
+            noise = torch.randn_like(x)
         a, s = (table[t][:, None, :, None, None] for table in (signal, noise_level))
         text = text_encoder(ids)[0].repeat_interleave(frames, 0)
-        if kind in ("diagonal", "history"):
+        if kind in ("diagonal", "history", "directions"):
             times.set(t)
         out = unet(a * x + s * noise, t[:, 0], text).sample
         times.clear()
         # an almost clean frame's velocity is its noise, which nothing predicts: its error counts less
         weight = ((CLEAN + 1) / (a.square() / s.square() + 1)).clamp(max=1)
-        loss = (weight * (out - (a * noise - s * x)).square()).mean() / weight.mean()
+        error = (weight * (out - (a * noise - s * x)).square()).mean((1, 2, 3, 4)) / weight.mean()
+        loss = error.mean()
+        if kind == "directions":
+            right, opposite = error.chunk(2)
+            gap = opposite - right
+            loss = right.mean() + args.contrast * (MARGIN - gap).clamp(min=0).mean()
+            mean["gap"] = 0.97 * mean.get("gap", 0.0) + 0.03 * gap.mean().item()
         loss.backward()
         norm = optimiser.step(factor)
         step, seen = step + 1, seen + (clips * frames) // PERIOD
         ema_update(ema, model, min(0.997, (1 + step) / (10 + step)))
-        value = loss.item()
+        value = (right.mean() if kind == "directions" else loss).item()
         mean[kind] = value if kind not in mean else 0.97 * mean[kind] + 0.03 * value
         if minutes - said >= 0.5:
             said = minutes
@@ -261,7 +340,7 @@ def main() -> None:
                 clips=seen,
                 factor=factor,
                 norm=norm,
-                **{f"loss_{k}": v for k, v in mean.items()},
+                **{f"loss_{k}" if k in KINDS else k: v for k, v in mean.items()},
             )
         if minutes - saved >= 2:
             saved = minutes
@@ -275,7 +354,7 @@ def main() -> None:
         minutes=minutes,
         clips=seen,
         factor=0.0,
-        **{f"loss_{k}": v for k, v in mean.items()},
+        **{f"loss_{k}" if k in KINDS else k: v for k, v in mean.items()},
     )
     draw_sheet(ema, vae, args.out / "sheet_last.png")
 
