@@ -38,7 +38,7 @@ def main() -> None:
     a.plot(*series(decoder, "psnr_held_out"), label="decoder alone")
     a.set(title="autoencoder", xlabel="minutes on one core", ylabel="held-out PSNR (dB)")
     a.legend(fontsize=7)
-    for kind in ("clips", "diagonal", "history", "pictures"):
+    for kind in ("clips", "diagonal", "history", "pictures", "directions"):
         b.plot(*series(denoiser, f"loss_{kind}"), label=kind)
     b.set(title="denoiser", xlabel="minutes on one core", ylabel="v-prediction error", yscale="log")
     b.legend(fontsize=7)
